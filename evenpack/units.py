@@ -41,7 +41,6 @@ StepNumber = Annotated[int, Unit("step, from 1")]
 """A position in a run, as opposed to a number of steps."""
 
 Epochs = Annotated[float, Unit("epochs")]
-Hours = Annotated[float, Unit("h")]
 Medians = Annotated[float, Unit("medians")]
 MeasureValue = Annotated[float, Unit("nats/target, or share")]
 Seconds = Annotated[float, Unit("s")]

@@ -112,11 +112,10 @@ def write_questions(folder: Path, *, questions: int) -> Path:
 def finetune_values(task: str, folder: Path, encoder: Path, output_dir: Path, **training: Any) -> dict[str, Any]:
     """Returns the sections of a run file without dropout."""
     spans = {"max_question_length": 8, "window_stride": 16} if task == "squad" else {}
-    step = {} if "packs_per_step" in training else {"sequences_per_step": 8}
     return {
         "run": {"name": task, "output_dir": str(output_dir), "seeds": [0]},
         "data": {"task": task, "folder": str(folder), "max_sequence_length": POSITIONS, **spans},
-        "training": {"initialize_from": str(encoder), "epochs": 1, "dropout": 0.0, **step, **training},
+        "training": {"initialize_from": str(encoder), "epochs": 1, "dropout": 0.0, "sequences_per_step": 8, **training},
     }
 
 

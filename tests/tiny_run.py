@@ -56,7 +56,6 @@ def train_state(run: ResolvedRun, *, step: int) -> TrainState:
         cost_weights=run.shape.cost_weights,
         config=run.config.model_dump(mode="json"),
         reached_accuracy=None,
-        validation_loss=None,
         samples=0,
         stages=run.past(step),
     )

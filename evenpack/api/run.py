@@ -209,14 +209,11 @@ class Run:
             raise RunError(result.error or result.message)
         return result
 
-    def evaluate(
-        self, *, checkpoint: int | Literal["best"] | None = None, data: str | Path | None = None
-    ) -> "RunEvaluation":
+    def evaluate(self, *, checkpoint: int | None = None, data: str | Path | None = None) -> "RunEvaluation":
         """Evaluates a checkpoint on each source's held-out documents, in this process, on the GPU if there is one.
 
         Args:
-            checkpoint: the step after which it was saved; "best": the one with the lowest validation loss; None:
-                the newest complete one.
+            checkpoint: the step after which it was saved; None: the newest complete one.
             data: a file, folder or pattern of text, whose documents are evaluated instead of the held-out ones.
 
         Raises: as `prepared`; CheckpointError if there is no such checkpoint, with those that exist.
@@ -225,7 +222,7 @@ class Run:
 
         return evaluate_run(self.config, step=checkpoint, data=None if data is None else _path("data", data))
 
-    def export(self, directory: str | Path, *, checkpoint: int | Literal["best"] | None = None) -> "Export":
+    def export(self, directory: str | Path, *, checkpoint: int | None = None) -> "Export":
         """Writes a checkpoint into a new folder, for `from_pretrained` of Hugging Face transformers.
 
         Raises: as `evaluate`; ConfigError if transformers has no such model, or if the folder is not empty.

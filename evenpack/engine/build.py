@@ -100,9 +100,7 @@ class TrainingRun:
     engine: TrainingEngine
     checkpoints: CheckpointWriter
 
-    def state(
-        self, steps_done: int, *, samples: int, reached_accuracy: float | None, validation_loss: float | None
-    ) -> TrainState:
+    def state(self, steps_done: int, *, samples: int, reached_accuracy: float | None) -> TrainState:
         """Returns the state of a checkpoint after so many steps, without weights and optimizer."""
         return TrainState(
             step=steps_done,
@@ -113,7 +111,6 @@ class TrainingRun:
             config=self.start.resolved.run_file.model_dump(mode="json"),
             reached_accuracy=reached_accuracy,
             samples=samples,
-            validation_loss=validation_loss,
             stages=self.start.resolved.past(steps_done),
         )
 
@@ -202,12 +199,7 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
 
 def _writer(config: RunConfig, world: World, *, steps_done: int) -> CheckpointWriter:
     training = config.training
-    policy = KeepPolicy(
-        newest=training.keep_checkpoints,
-        steps=frozenset(training.keep_checkpoint_steps),
-        every_hours=training.keep_checkpoint_every_hours,
-        best=training.keep_best_checkpoint,
-    )
+    policy = KeepPolicy(newest=training.keep_checkpoints, steps=frozenset(training.keep_checkpoint_steps))
     return CheckpointWriter(config.run.output_dir / CHECKPOINTS, world, policy, steps_done=steps_done)
 
 

@@ -23,7 +23,6 @@ from evenpack.models.families import family_of
 from evenpack.units import (
     Checkpoints,
     Epochs,
-    Hours,
     Medians,
     Packs,
     Processes,
@@ -159,9 +158,6 @@ class TrainingSection(Section):
     MLPerf's rule for BERT, from the samples of a step. Null: by evaluate_every_steps."""
     evaluation_packs: Packs | None = Field(default=None, ge=1)
     """Most validation packs of each source in an evaluation; null: all."""
-    validation_weights: dict[str, Annotated[float, Field(gt=0.0)]] | None = None
-    """Weights, by source name, of a mean of the sources' validation losses, independent of the training mixture; a
-    source without a weight is left out. Null: only the loss of each source is reported."""
 
     precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
@@ -195,16 +191,9 @@ class TrainingSection(Section):
     rank writes: 12 bytes per parameter on rank 0 with AdamW at ZeRO 0. False: training waits until the checkpoint is on
     disk. The last checkpoint is always waited for."""
     keep_checkpoints: Checkpoints = Field(default=2, ge=1)
-    """Number of newest checkpoints that are kept; older ones are removed, unless one of the next three keys keeps them.
-    """
+    """Number of newest checkpoints that are kept; older ones are removed, unless keep_checkpoint_steps names them."""
     keep_checkpoint_steps: tuple[Annotated[StepNumber, Field(ge=1, le=MOST_STEPS)], ...] = ()
     """Steps after which a checkpoint is saved, whether one is due or not, and never removed: to fork runs from them."""
-    keep_checkpoint_every_hours: Hours | None = Field(default=None, gt=0.0)
-    """Keep the first checkpoint as well, and each one saved at least so many hours after the last one that is kept for
-    this reason. Null: off."""
-    keep_best_checkpoint: bool = False
-    """Keep the checkpoint of the lowest validation loss as well, of those whose step was evaluated: the mean by
-    validation_weights, or else over all held-out targets. `evaluate` and `export` take it by `--checkpoint best`."""
 
     on_nan: Literal["stop", "skip"] = "stop"
     """What to do with a step whose gradient norm is not finite: end the run, or leave the update out and go on; step
@@ -620,45 +609,6 @@ class RunConfig(Section):
             )
         if self.mlperf is not None:
             raise ValueError("the section mlperf: logs one batch size and rate, which stages change: leave one out")
-
-    @model_validator(mode="after")
-    def _check_validation_weights(self) -> "RunConfig":
-        weights = self.training.validation_weights
-        if weights is not None and not weights:
-            raise ValueError("training.validation_weights names no source: name those that count, or set it to null")
-        for name in weights or {}:
-            if name not in self.data.sources:
-                known = nearest(name, list(self.data.sources))
-                raise ValueError(f"training.validation_weights: there is no source '{name}'; {known}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_best_checkpoint(self) -> "RunConfig":
-        """Checks that there can be a best checkpoint."""
-        training, policy = self.training, "training.keep_best_checkpoint"
-        if not training.keep_best_checkpoint:
-            return self
-        evaluated, saved, steps = training.evaluate_every_steps, training.checkpoint_every_steps, training.steps
-        if evaluated is None and training.evaluate_every_samples is None:
-            raise ValueError(
-                f"{policy} compares validation losses, and the model is never evaluated: set "
-                f"training.evaluate_every_steps, or {policy}=false"
-            )
-        if self.data.validation_fraction == 0.0:
-            raise ValueError(
-                f"{policy} compares validation losses, and nothing is held out: set data.validation_fraction, or "
-                f"{policy}=false"
-            )
-        if evaluated is None or saved is None or steps is None or training.evaluate_every_samples is not None:
-            return self
-        first = math.lcm(evaluated, saved)
-        if saved < steps < first:
-            raise ValueError(
-                f"{policy} compares checkpoints whose step is evaluated, and the first of them would be that of step "
-                f"{first}, above training.steps ({steps}): training.checkpoint_every_steps ({saved}) should be a "
-                f"multiple of training.evaluate_every_steps ({evaluated})"
-            )
-        return self
 
     @model_validator(mode="after")
     def _check_optimizer(self) -> "RunConfig":

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -17,7 +16,6 @@ from evenpack.data.prepared import PreparedData, Split
 from evenpack.engine.activity import doing
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
-from evenpack.errors import DataError
 from evenpack.losses import LOSSES, NO_COUNTS, StepCounts
 from evenpack.models.common.loss_sums import LossOutputs
 from evenpack.models.common.section import TransformerConfig
@@ -85,42 +83,6 @@ def overall_accuracy(evaluations: Evaluations) -> float | None:
     targets = sum(found.targets for found in evaluations.values())
     correct = sum(round(found.accuracy * found.targets) for found in evaluations.values())
     return correct / targets if targets else None
-
-
-def overall_loss(evaluations: Evaluations, weights: Mapping[str, float] | None) -> float | None:
-    """Returns the loss by which checkpoints of a run are compared; None if nothing was held out, or it is not finite.
-
-    It is `aggregate_loss`, or without weights the mean over all sources' targets.
-    """
-    if not evaluations:
-        return None
-    aggregate = aggregate_loss(evaluations, weights)
-    if aggregate is not None:
-        loss = float(aggregate["loss"])
-    else:
-        targets = sum(found.targets for found in evaluations.values())
-        loss = math.fsum(found.loss * found.targets for found in evaluations.values()) / targets
-    return loss if math.isfinite(loss) else None
-
-
-def aggregate_loss(evaluations: Evaluations, weights: Mapping[str, float] | None) -> dict[str, Any] | None:
-    """Returns the weighted mean of the sources' losses, together with the weights; None without weights.
-
-    A mean over all targets would depend on the amount that each source holds out, even for the same model.
-
-    Raises: DataError for a source that has nothing held out.
-    """
-    if weights is None:
-        return None
-    absent = [name for name in weights if name not in evaluations]
-    if absent:
-        raise DataError(
-            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: remove it, or "
-            "raise data.validation_fraction and prepare again"
-        )
-    total = math.fsum(weights.values())
-    loss = math.fsum(weight * evaluations[name].loss for name, weight in weights.items()) / total
-    return {"loss": loss, "weights": dict(weights)}
 
 
 @torch.no_grad()

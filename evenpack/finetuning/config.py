@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from evenpack.config import Section, UserPath, nearest
 from evenpack.data.limits import MOST_PACKS_A_STEP
-from evenpack.data.order.step_shape import Batching, Layout
+from evenpack.data.order.step_shape import Layout
 from evenpack.data.tokenizers.config import EncoderTokenizer
 from evenpack.engine.optimizers.config import AdamWSection
 from evenpack.finetuning.tasks import TASKS, AnyTask
@@ -25,9 +25,9 @@ class FinetuneRunSection(Section):
     seeds: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     """Seeds of the order of sequences, the new head's weights and dropout; one training for each, one after
     another."""
-    save_models: Literal["median", "all"] | None = None
-    """Models that are saved for transformers in output_dir/seed_N/: the one with the median result, or all; null: none.
-    All of them are kept on disk until the median is known."""
+    save_models: bool = False
+    """Save the model of each seed for transformers, in output_dir/seed_N/. A seed that was trained without is trained
+    again."""
 
     @field_validator("seeds")
     @classmethod
@@ -94,9 +94,7 @@ class FinetuneTrainingSection(Section):
     layout: Layout = "packed"
     """Layout of a micro-batch: packed, un-padded (sequences concatenated) or padded (each sequence is a row of
     max_sequence_length)."""
-    packs_per_step: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """Packs of one update; sequences are packed once for all epochs. Give either this or sequences_per_step."""
-    sequences_per_step: Sequences | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
+    sequences_per_step: Sequences = Field(ge=1, le=MOST_PACKS_A_STEP)
     """Sequences of one update; the packed layout packs the sequences of each step separately."""
     packs_per_micro_batch: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs that are computed at once (sequences, if they are not packed); null: all packs of the step."""
@@ -114,26 +112,6 @@ class FinetuneTrainingSection(Section):
     """Dropout in the encoder and before the new head; it replaces the dropout of pretraining."""
     precision: Literal["fp32", "bf16_autocast"] = "fp32"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
-
-    @model_validator(mode="after")
-    def _check_step(self) -> "FinetuneTrainingSection":
-        if (self.packs_per_step is None) == (self.sequences_per_step is None):
-            raise ValueError(
-                f"give either packs_per_step ({self.packs_per_step}) or sequences_per_step ({self.sequences_per_step})"
-            )
-        return self
-
-    @property
-    def batching(self) -> Batching:
-        """The unit in which a step is counted."""
-        return "sequences" if self.packs_per_step is None else "packs"
-
-    @property
-    def items_per_step(self) -> int:
-        """Packs or sequences of a step, by `batching`."""
-        count = self.sequences_per_step if self.packs_per_step is None else self.packs_per_step
-        assert count is not None, "checked when the section was made"
-        return count
 
     @property
     def optimizer(self) -> AdamWSection:

@@ -16,15 +16,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from evenpack.batch import ChosenTargets, PackedBatch
-from evenpack.data.tokenizers.loading import (
-    first_difference,
-    load_tokenizer,
-    other_tokens,
-    read_vocabulary,
-    tokenizer_of_weights,
-)
+from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.engine.checkpoints.initial_weights import KEY, POSITIONS, TOKENS, naming_key_in_errors
+from evenpack.engine.checkpoints.initial_weights import (
+    KEY,
+    POSITIONS,
+    TOKENS,
+    naming_key_in_errors,
+    require_same_vocabulary,
+)
 from evenpack.engine.checkpoints.weight_sources import DescribedWeights, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
@@ -110,7 +110,7 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
         )
     _require_equal_size(found, weights, tokenizer)
     if config.data.tokenizer is not None:
-        _require_same_words(found, tokenizer)
+        require_same_vocabulary(found, tokenizer, of="data.tokenizer", remedy="Leave data.tokenizer out")
     return Pretrained(
         origin=str(found),
         section=section.model_copy(update={"dropout": config.training.dropout, "attention_dropout": None}),
@@ -134,26 +134,6 @@ def _require_equal_size(found: DescribedWeights, weights: Mapping[str, Tensor], 
         raise CheckpointError(
             f"{KEY}: {found} has a vocabulary of {vocabulary} entries, the tokenizer one of "
             f"{tokenizer.vocabulary_size}: give the tokenizer of these weights as data.tokenizer"
-        )
-
-
-def _require_same_words(found: DescribedWeights, tokenizer: Tokenizer) -> None:
-    """Compares the vocabularies, because equal sizes may still have other tokens; warns of another use of them."""
-    trained_with = read_vocabulary(found.tokenizer_dir)
-    difference = None if trained_with is None else first_difference(trained_with, tokenizer.vocabulary)
-    if difference is not None:
-        raise CheckpointError(
-            f"{KEY}: {found} was trained with another vocabulary, in {found.tokenizer_dir}, than data.tokenizer has: "
-            f"{difference}. Leave data.tokenizer out"
-        )
-    if (tokens := other_tokens(found.tokenizer_dir, tokenizer)) is not None:
-        log.warning(
-            "%s: %s was trained with another tokenizer of the same vocabulary, in %s, than data.tokenizer is: %s. "
-            "Leave data.tokenizer out, unless the weights are to learn other tokens",
-            KEY,
-            found,
-            found.tokenizer_dir,
-            tokens,
         )
 
 

@@ -1,14 +1,11 @@
 """Fine-tuning from a run file to its results, one seed after another, and the tuned models for transformers.
 
-OUTPUT_DIR/seed_3/             the model of seed 3
-OUTPUT_DIR/.seed_3.candidate/  the same, until the median seed is known
+OUTPUT_DIR/seed_3/    the model of seed 3
 """
 
 import logging
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from evenpack.finetuning.model import HEADS, FinetunedModel, Pretrained, new_hea
 from evenpack.finetuning.results import ResultFolder, SeedResult, Summary, summarise
 from evenpack.finetuning.tasks import AnyTask, SentenceTask, require_metrics
 from evenpack.finetuning.train import Finetuning, train_seed
-from evenpack.models.common.section import TransformerConfig
 from evenpack.models.huggingface import task_model_of, task_model_to_huggingface
 from evenpack.progress import Progress
 
@@ -44,8 +40,8 @@ def finetune(
     """
     require_metrics()
     pretrained = read_pretrained(config)
-    models = SavedModels(config=config, tokenizer=pretrained.tokenizer)
-    models.require(pretrained.section)
+    if config.run.save_models:
+        task_model_of(pretrained.section, HEADS[config.data.definition.predicts].reads)
     data = read_task(config.data, pretrained.tokenizer)
     settings = _settings(config, pretrained, data)
     folder = ResultFolder(config.run.output_dir)
@@ -57,39 +53,32 @@ def finetune(
     with hold(folder.directory):
         folder.open(settings)
         finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=device)
-
-        def train(seed: int) -> SeedResult:
-            model = new_finetuned(config, pretrained, seed)
-            result = train_seed(finetuning, model, seed, progress)
-            models.save(model, seed)
-            folder.write(result)
-            return result
-
-        done = {}
+        results = []
         for seed in config.run.seeds:
-            found = folder.read(seed)
-            if found is not None:
+            result = folder.read(seed)
+            if result is None or (config.run.save_models and not model_folder(config, seed).is_dir()):
+                model = new_finetuned(config, pretrained, seed)
+                result = train_seed(finetuning, model, seed, progress)
+                if config.run.save_models:
+                    save_model(config, pretrained.tokenizer, model, seed)
+                folder.write(result)
+            else:
                 log.info("seed %d is already done", seed)
-            done[seed] = found or train(seed)
-        summary = _summarise(config, data, settings, done)
-        while missing := models.missing(summary):
-            log.info("seed %d is trained again, because its model was not saved", missing[0])
-            done[missing[0]] = train(missing[0])
-            summary = _summarise(config, data, settings, done)
-        models.settle(summary)
+            results.append(result)
+        summary = _summarise(config, data, settings, results)
         folder.write_summary(summary)
         return summary
 
 
 def _summarise(
-    config: FinetuneConfig, data: TaskData, settings: dict[str, Any], done: Mapping[int, SeedResult]
+    config: FinetuneConfig, data: TaskData, settings: dict[str, Any], results: Sequence[SeedResult]
 ) -> Summary:
     task = config.data.definition
     guesses = {name: found.score_guesses(data.training) for name, found in data.evaluation.items()}
     return summarise(
         task.title,
         task.metrics[0],
-        [done[seed] for seed in config.run.seeds],
+        results,
         settings=settings,
         guesses={name: scores.values for name, scores in guesses.items() if scores is not None},
     )
@@ -116,63 +105,24 @@ def _settings(config: FinetuneConfig, pretrained: Pretrained, data: TaskData) ->
     return chosen | {"weights": pretrained.origin, "tokenizer": pretrained.tokenizer.checksum} | files
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedModels:
-    """The models of a run's seeds that `run.save_models` selects."""
+def model_folder(config: FinetuneConfig, seed: int) -> Path:
+    """Returns the folder of a seed's model."""
+    return config.run.output_dir / f"seed_{seed}"
 
-    config: FinetuneConfig
-    tokenizer: Tokenizer
 
-    def require(self, section: TransformerConfig) -> None:
-        """Checks the setting. Raises: ConfigError if transformers has no such model."""
-        if self.config.run.save_models is not None:
-            task_model_of(section, HEADS[self.config.data.definition.predicts].reads)
-
-    def save(self, model: FinetunedModel, seed: int) -> None:
-        """Saves the model of a seed that has just been trained, if it is requested."""
-        if self.config.run.save_models is not None:
-            self._write(model, self._folder(seed) if self.config.run.save_models == "all" else self._candidate(seed))
-
-    def missing(self, summary: Summary) -> list[int]:
-        """Returns the seeds whose models are requested and were not saved when they were trained."""
-        return [
-            seed
-            for seed in self._wanted(summary)
-            if not (self._folder(seed).is_dir() or self._candidate(seed).is_dir())
-        ]
-
-    def settle(self, summary: Summary) -> None:
-        """Renames the requested models to their final names, after all seeds are done."""
-        for seed in self._wanted(summary):
-            if self._candidate(seed).is_dir():
-                shutil.rmtree(self._folder(seed), ignore_errors=True)
-                self._candidate(seed).replace(self._folder(seed))
-            log.info("the model of seed %d, for transformers, is in %s", seed, self._folder(seed))
-        for seed in self.config.run.seeds:
-            shutil.rmtree(self._candidate(seed), ignore_errors=True)
-
-    def _wanted(self, summary: Summary) -> Sequence[int]:
-        which = self.config.run.save_models
-        if which is None:
-            return ()
-        return (summary.median_seed,) if which == "median" else self.config.run.seeds
-
-    def _write(self, model: FinetunedModel, directory: Path) -> None:
-        task_model_to_huggingface(
-            model.encoder,
-            model.head,
-            model.head.reads,
-            directory,
-            save_tokenizer=self.tokenizer.save,
-            special_token_id=self.tokenizer.padding_id,
-            about_task=_about(self.config.data.definition),
-        )
-
-    def _folder(self, seed: int) -> Path:
-        return self.config.run.output_dir / f"seed_{seed}"
-
-    def _candidate(self, seed: int) -> Path:
-        return self.config.run.output_dir / f".seed_{seed}.candidate"
+def save_model(config: FinetuneConfig, tokenizer: Tokenizer, model: FinetunedModel, seed: int) -> None:
+    """Writes a tuned model for transformers."""
+    directory = model_folder(config, seed)
+    task_model_to_huggingface(
+        model.encoder,
+        model.head,
+        model.head.reads,
+        directory,
+        save_tokenizer=tokenizer.save,
+        special_token_id=tokenizer.padding_id,
+        about_task=_about(config.data.definition),
+    )
+    log.info("the model of seed %d, for transformers, is in %s", seed, directory)
 
 
 def _about(task: AnyTask) -> dict[str, Any]:

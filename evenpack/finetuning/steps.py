@@ -1,8 +1,9 @@
 """Plans the steps of fine-tuning, which end with each epoch, and makes their targets of the sequences' labels.
 
-The steps are a function of (seed, epoch), the same in every layout. A step counts packs of a single packing of all
-sequences; or single sequences, which the packed layout packs step by step. Each epoch has every sequence once; its last
-step may be smaller. The steps of pretraining (`data/order/step_plan.py`) go on from one epoch into the next instead.
+The steps are a function of (seed, epoch), the same in every layout. A step of training counts sequences, which the
+packed layout packs step by step; one of an evaluation counts packs of a single packing of all sequences. Each epoch has
+every sequence once; its last step may be smaller. The steps of pretraining (`data/order/step_plan.py`) go on from one
+epoch into the next instead.
 
 Shapes: N = sequences of the task's file, M = sequences of a step, P = packs.
 """

@@ -43,7 +43,7 @@ class Finetuning:
     def planner(self, seed: int) -> EpochPlanner:
         """Returns the steps over the training sequences under `seed`."""
         training = self.config.training
-        shape = self._shape(training.batching, training.items_per_step, training.packs_per_micro_batch)
+        shape = self._shape("sequences", training.sequences_per_step, training.packs_per_micro_batch)
         return EpochPlanner(source=packed_source(self.data.training, seed=seed), shape=shape, seed=seed)
 
     def evaluation_planner(self, sequences: LabelledSequences) -> EpochPlanner:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 
-from evenpack.console import Report, percent, table, text
+from evenpack.console import Report, percent, table
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import Manifest
 from evenpack.data.prepared import PreparedData, Split, Verification
@@ -24,7 +24,6 @@ from evenpack.data.verification import explained_damage
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.continuation import require_checkpoint
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
-from evenpack.engine.checkpoints.keeping import best_step
 from evenpack.engine.checkpoints.loading import newest_whole, whole_at
 from evenpack.engine.checkpoints.weights import (
     load_model_weights,
@@ -33,7 +32,7 @@ from evenpack.engine.checkpoints.weights import (
     saved_model_section,
 )
 from evenpack.engine.config import LENGTHS, RunConfig
-from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_model
+from evenpack.engine.evaluate import SourceEvaluation, evaluate_model
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World
@@ -44,9 +43,6 @@ from evenpack.launcher.processes.devices import choose_accelerator
 from evenpack.losses import losses_logged_apart
 from evenpack.models.build import Model
 from evenpack.models.huggingface import mapping_of, to_huggingface
-
-StepOrBest = int | Literal["best"] | None
-"""The checkpoint after a step, the one of the lowest validation loss, or the newest."""
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +69,9 @@ class TrainedModel:
 
 
 def load_trained_model(
-    config: RunConfig, device: torch.device, *, step: StepOrBest = None, verify: Verification = "all"
+    config: RunConfig, device: torch.device, *, step: int | None = None, verify: Verification = "all"
 ) -> TrainedModel:
-    """Opens the run's data and loads its newest complete checkpoint, or that after `step` steps, or the best.
+    """Opens the run's data and loads its newest complete checkpoint, or that after `step` steps.
 
     The data may differ from the training data, for example in the recipe, if the tokenizer is the same; `verify` is as
     in `PreparedData.open`.
@@ -102,11 +98,9 @@ def load_trained_model(
     return TrainedModel(model=model.eval(), checkpoint=checkpoint, run=run, world=world)
 
 
-def _checkpoint(config: RunConfig, step: StepOrBest, world: World) -> Checkpoint:
+def _checkpoint(config: RunConfig, step: int | None, world: World) -> Checkpoint:
     """Returns the checkpoint of a run that has one. Raises: CheckpointError."""
     directory = config.run.output_dir / CHECKPOINTS
-    if step == "best":
-        step = best_step(directory)
     checkpoint = newest_whole(directory, world) if step is None else whole_at(directory, step, world)
     assert checkpoint is not None, "the run has one"
     return checkpoint
@@ -162,25 +156,21 @@ class RunEvaluation:
     """The file, folder or pattern that it was evaluated on; None: the held-out documents of the run's sources."""
     sources: dict[str, SourceEvaluation | None]
     """Every source, or the sources of the files, by name; None: nothing is held out."""
-    aggregate: dict[str, Any] | None
-    """The mean of the sources' losses by `training.validation_weights`, and these; None without weights."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the values for JSON; data and aggregate are left out where there are none."""
+        """Returns the values for JSON; data is left out where there is none."""
         sources = {name: None if found is None else found.to_json() for name, found in self.sources.items()}
-        aggregate = {} if self.aggregate is None else {"aggregate": self.aggregate}
         data = {} if self.data is None else {"data": self.data}
-        return {"checkpoint": self.checkpoint, "step": self.step, **data, "sources": sources, **aggregate}
+        return {"checkpoint": self.checkpoint, "step": self.step, **data, "sources": sources}
 
 
-def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | None = None) -> RunEvaluation:
-    """Evaluates the run's newest complete checkpoint, or that after `step` steps, or the best, in this process.
+def evaluate_run(config: RunConfig, *, step: int | None = None, data: Path | None = None) -> RunEvaluation:
+    """Evaluates the run's newest complete checkpoint, or that after `step` steps, in this process.
 
     It takes the GPU if there is one. `data` is a file, folder or pattern of text, which replaces the held-out
     documents.
 
-    Raises: as `load_trained_model`; DataError for validation weights of a source that holds nothing out; and see
-    `run_over_text`.
+    Raises: as `load_trained_model`; and see `run_over_text`.
     """
     choose_accelerator()
     if len(config.parts) > 1:
@@ -193,7 +183,7 @@ def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | Non
         return _evaluate(over_file, step=step, split="train", data=data)
 
 
-def _evaluate(config: RunConfig, *, step: StepOrBest, split: Split, data: Path | None) -> RunEvaluation:
+def _evaluate(config: RunConfig, *, step: int | None, split: Split, data: Path | None) -> RunEvaluation:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with explained_damage(config.prepared_dir):
         trained = load_trained_model(config, device, step=step)
@@ -205,7 +195,6 @@ def _evaluate(config: RunConfig, *, step: StepOrBest, split: Split, data: Path |
         step=trained.checkpoint.step,
         data=data,
         sources={name: evaluations.get(name) for name in trained.run.prepared.source_names},
-        aggregate=aggregate_loss(evaluations, config.training.validation_weights),
     )
 
 
@@ -214,9 +203,6 @@ def describe_evaluation(found: RunEvaluation) -> Report:
     value = found.to_json()
     place = "" if found.data is None else f", on {found.data}"
     shown: list[RenderableType] = [evaluation_table(value["sources"], title=f"After step {found.step:,}{place}")]
-    if found.aggregate is not None:
-        weights = ", ".join(f"{source} {weight:g}" for source, weight in found.aggregate["weights"].items())
-        shown.append(text(f"loss by the weights {weights}: {found.aggregate['loss']:.4f}"))
     return Report(value=value, shown=shown)
 
 
@@ -282,7 +268,6 @@ def _one_step(config: RunConfig) -> dict[str, object]:
     off = {
         "packing_adjustment": "none",
         "skip_steps": (),
-        "validation_weights": None,
         "target_accuracy": None,
         "evaluation_packs": None,
     }
@@ -329,8 +314,8 @@ class Export:
     """Whether the tokenizer was written too; False if the sources hold tokens."""
 
 
-def export_run(config: RunConfig, directory: Path, *, step: StepOrBest = None) -> Export:
-    """Writes the run's newest complete checkpoint, or that after `step` steps, or the best, into a new folder.
+def export_run(config: RunConfig, directory: Path, *, step: int | None = None) -> Export:
+    """Writes the run's newest complete checkpoint, or that after `step` steps, into a new folder.
 
     Raises: as `load_trained_model`; ConfigError if transformers has no such model, or if `directory` is not empty.
     """

@@ -43,7 +43,6 @@ def train_state(step: int, *, world_size: int, zero_stage: int = 0) -> TrainStat
         config={"run": {"name": "test"}},
         samples=0,
         reached_accuracy=None,
-        validation_loss=None,
     )
 
 

@@ -152,7 +152,7 @@ def test_a_run_file_alone_is_the_fork(trunk: RunConfig, tmp_path: Path):
     with pytest.raises(CheckpointError, match="gone does not exist"):  # already before ranks are started
         require_resumable(open_run(changed(decay, run=lost)))
     assert f"{tmp_path / 'gone'} does not exist: name the output folder of a run" in gone
-    assert "Set training.packs_per_step=8" in size
+    assert "has done 3 steps of 8, this run's training.packs_per_step is 4" in size
     assert (
         f"run.parent is null, and of the run with the checkpoint at step 5 it is step 3 of {parent['run']}" in without
     )
@@ -175,7 +175,7 @@ def test_a_run_file_alone_is_the_fork(trunk: RunConfig, tmp_path: Path):
         (3, ("model.hidden_size=64",), "model.hidden_size: 32 -> 64"),
         (3, ("optimizer.kind=lamb",), "optimizer.kind: adamw -> lamb"),
         (3, ("run.seed=4",), "run.seed: 3 -> 4"),
-        (3, ("training.packs_per_step=4",), "Set training.packs_per_step=8"),
+        (3, ("training.packs_per_step=4",), "has done 3 steps of 8"),
         (3, ("training.skip_steps=[2]",), "named now, but trained on already"),
         (3, ("training.stepz=3",), "has no key 'stepz'"),
         (3, (STAGE, "optimizer.learning_rate=0.1"), "learning_rate would have no effect: the stage of step 4 gives"),

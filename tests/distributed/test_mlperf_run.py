@@ -10,12 +10,11 @@ import pytest
 from mlperf_checker import verdict
 from tiny_training import changed, never
 
-from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
-from evenpack.errors import DataError, RunError
+from evenpack.errors import RunError
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, text_sources
 
 SUBMISSION = {"submission_org": "nobody", "submission_platform": "2 x CPU", "submission_benchmark": "bert"}
@@ -154,74 +153,28 @@ def test_a_run_that_misses_its_target_passes_as_open_and_is_refused_as_closed(
     assert passes or "eval_accuracy" in said
 
 
-def test_a_run_that_begins_again_keeps_the_log_of_the_earlier_one(reached: RunConfig, tmp_path: Path) -> None:
-    """A log is the only record of a time to train."""
-    (tmp_path / "mlperf.log").write_text("of an earlier start")
-    config = changed(reached, run={"output_dir": tmp_path}, training={"steps": 1})
-    run_ranks(train_twice, 1, config)
-    assert (tmp_path / "mlperf.kept_1.log").read_text() == "of an earlier start"
-    assert [event["key"] for event in events(config)].count("run_start") == 1
-
-
-def go_on_in_pieces(world: World, config: RunConfig) -> list[TrainOutcome]:
-    """Trains up to step 5, then without metrics until it is killed after the step of the second evaluation."""
-    outcomes = [train_in(world, changed(config, training={"stop_after_steps": 5}), stop_requested=never)]
-    if world.is_main:
-        (config.run.output_dir / "metrics.jsonl").unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointWriter, "save", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+def refusals(world: World, stopped: RunConfig) -> list[str]:
+    """Returns the errors of a resume, and of a start in a folder that holds a log and no checkpoint."""
+    messages = []
+    train_in(world, stopped, stop_requested=never)
+    for config in (changed(stopped, training={"stop_after_steps": None}), stopped):
+        with pytest.raises(RunError) as caught:
             train_in(world, config, stop_requested=never)
-    return [*outcomes, train_in(world, config, stop_requested=never)]
+        messages.append(str(caught.value))
+        shutil.rmtree(config.run.output_dir / "checkpoints", ignore_errors=True)
+    return messages
 
 
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-def test_a_run_in_pieces_ends_as_an_unbroken_one_and_logs_each_sample_once(reached: RunConfig, tmp_path: Path) -> None:
-    """Stops without an evaluation, continues without metrics, and is killed between evaluation and checkpoint."""
-    config = changed(reached, run={"output_dir": tmp_path}, data={"prepared_dir": reached.prepared_dir})
-    outcomes = run_ranks(go_on_in_pieces, 2, config)[0]
-    whole, pieces = (last_of(run.run.output_dir / "mlperf.log") for run in (reached, config))
-    accuracy = pytest.approx(whole["eval_accuracy"]["value"], abs=1e-12)
-    assert outcomes[1].reached_accuracy == accuracy
-    passed, said = verdict(tmp_path / "mlperf.log")
-    assert passed, said
-    assert pieces["train_samples"]["value"] == whole["train_samples"]["value"]
-    assert pieces["eval_accuracy"]["value"] == accuracy
-    told = [
-        [(event["key"], event["metadata"].get("samples_count")) for event in events(run)] for run in (reached, config)
-    ]
-    assert told[0] == told[1]
-
-
-@pytest.mark.slow
-def test_resuming_a_finished_run_logs_one_end_and_is_refused_without_the_log(
-    reached: RunConfig, tmp_path: Path
-) -> None:
-    shutil.copytree(reached.run.output_dir, tmp_path / "out")
-    config = changed(reached, run={"output_dir": tmp_path / "out"}, data={"prepared_dir": reached.prepared_dir})
-    kept = tmp_path / "kept.log"
-    messages = run_ranks(raise_the_target_and_keep, 1, config, kept)[0]
-    raised, before = last_of(kept), last_of(reached.run.output_dir / "mlperf.log")
-    assert raised["run_stop"]["metadata"]["status"] == "aborted"
-    assert raised["train_samples"]["value"] > before["train_samples"]["value"]
-    assert kept.read_text().count('"run_stop"') == 1
-    assert "mlperf.log lacks the start of this run" in messages[0]
-
-
-def raise_the_target_and_keep(world: World, config: RunConfig, kept: Path) -> list[str]:
-    higher = changed(config, training={"target_accuracy": 0.995, "steps": 64})
-    train_in(world, changed(higher, training={"stop_after_steps": 62}), stop_requested=never)
-    train_in(world, higher, stop_requested=never)
-    log = config.run.output_dir / "mlperf.log"
-    shutil.copyfile(log, kept)
-    log.write_text(log.read_text() + ":::MLLOG {torn\n")
-    with pytest.raises(DataError, match="expected a JSON object with key, value, time_ms, metadata"):
-        train_in(world, changed(higher, training={"steps": 66}), stop_requested=never)
-    log.unlink()
-    with pytest.raises(RunError) as caught:
-        train_in(world, changed(higher, training={"steps": 66}), stop_requested=never)
-    return [str(caught.value)]
+def test_a_run_that_was_interrupted_is_not_logged_on(reached: RunConfig, tmp_path: Path) -> None:
+    """A log is the only record of a time to train."""
+    stopped = changed(
+        reached,
+        run={"output_dir": tmp_path},
+        data={"prepared_dir": reached.prepared_dir},
+        training={"stop_after_steps": 1},
+    )
+    resumed, begun = run_ranks(refusals, 1, stopped)[0]
+    assert resumed == begun
+    assert "holds a run that has begun" in begun
+    assert "mlperf=null" in begun
+    assert [event["key"] for event in events(stopped)].count("run_start") == 1

@@ -3,11 +3,9 @@
 import shutil
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from noted_moves import noted_moves
 from tiny_training import changed, never, numbered_lines, prepare_run, records, saved_everything, train_all
 
 from evenpack.engine.checkpoints.files import read_manifest
@@ -169,36 +167,6 @@ def test_whole_tensors_are_those_of_deepspeeds_own_converter(whole: RunConfig, t
                 theirs = torch.load(target / "zero" / name / f"{state}.pt", weights_only=True)
                 theirs = theirs["param"] if isinstance(theirs, dict) else theirs
                 assert torch.equal(saved.read(name, state), theirs.view(saved.shapes[name])), (name, state)
-
-
-def go_on_twice(world: World, config: RunConfig) -> list[Any]:
-    """Resumes a run that saves nothing more; then again, over a conversion that is damaged, and one that is not."""
-    from evenpack.engine.build import build_at, find_start
-    from evenpack.engine.resolving.resolve import open_run
-
-    converted = config.run.output_dir / "checkpoints" / ".universal" / newest(config, SAVED).name
-    part = converted / "zero" / "token_embedding.weight" / "exp_avg.pt"
-    seen: list[Any] = []
-    for damage in (None, b"x", None):
-        if damage is not None and world.is_main:
-            part.write_bytes(damage)
-        world.barrier()
-        with noted_moves() as moves:
-            build_at(find_start(open_run(config), world))
-        converting = sum(activity == "converting the checkpoint" for activity, _ in moves)
-        seen.append((converting, part.stat().st_mtime_ns, part.stat().st_size))
-        world.barrier()  # or rank 0 might damage it before others have looked
-    return seen
-
-
-def test_a_conversion_is_made_once_and_made_again_if_it_is_damaged(whole: RunConfig) -> None:
-    config = copy_of(begun(whole, 3, ranks=2), "twice", stage=1)
-    for first, again, reused in run_ranks(go_on_twice, 2, config):
-        assert first[0] > 5, "each parameter that is written is progress"
-        assert again[0] > 5
-        assert again[2] == first[2]
-        assert again[1] != first[1]
-        assert reused[1:] == again[1:]
 
 
 def test_ranks_that_cannot_divide_the_step_are_refused_and_those_that_can_named(whole: RunConfig) -> None:

@@ -56,9 +56,7 @@ def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[st
     return first | {
         "step_again": again.start.steps_done,
         "weights_again": {name: tensor.clone() for name, tensor in again.engine.model.state_dict().items()},
-        "told_again": again.state(2, samples=0, reached_accuracy=None, validation_loss=None).config["training"][
-            "initialize_from"
-        ],
+        "told_again": again.state(2, samples=0, reached_accuracy=None).config["training"]["initialize_from"],
         "begun_from": read_manifest(phase2.run.output_dir / "checkpoints" / "step_000002").state.config["training"][
             "initialize_from"
         ],

@@ -47,12 +47,11 @@ def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
     trained = {"steps": 4, "evaluate_every_steps": 2, "log_rank_times_every_steps": 2}
     plain = prepare_run(folder / "plain", {"lines": numbered_lines(200)}, **trained)
     held_out = {"validation_fraction": 0.2, "prepared_dir": folder / "held_out"}
-    weighted = {"validation_weights": {"lines": 2.0}, "skip_steps": [3]}
     tracked = changed(
         plain,
         run={"output_dir": folder / "tracked"},
         data=held_out,
-        training=weighted,
+        training={"skip_steps": [3]},
         metrics={"csv": True, "tensorboard": True, "wandb": {"mode": "offline"}},
     )
     rows = {"kind": "padding", "max_sequence_length": length, "atom": length, "isolate_documents": False}

@@ -24,7 +24,6 @@ AFTER = (
     Case(stack="evenpack train", ranks=2, zero_stage=0),
 )
 DURING = "SIGKILL during the conversion of a checkpoint"
-AFTER_IT = "SIGKILL right after the conversion of a checkpoint"
 
 _START_SECONDS = 240.0
 
@@ -80,7 +79,6 @@ class ConvertingFaults:
             seconds = self._random.choice((0.0, self._random.uniform(0.0, 0.3)))
             time.sleep(seconds)
             names = sorted(path.name for path in listed(universal))
-            tried.name = DURING if all(name.startswith(".") for name in names) else AFTER_IT
             life.mark()
             for process in life.ranks():
                 with suppress(psutil.NoSuchProcess):

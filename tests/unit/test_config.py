@@ -117,7 +117,6 @@ def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: 
         ("optimizer.learning_rate=fast", "found 'fast'"),
         ("optimizer.learning_rate=-1", "greater than 0"),
         ("training.steps=2.5", "valid integer"),
-        ("training.validation_weights={wiki: true}", "training: validation_weights takes numbers, found true"),
         ("data.validation_fraction=false", "data: validation_fraction takes numbers, found false"),
         ("schedule={kind: wsd, warmup_steps: 4, decay_steps: 7}", "decay_steps (7) are more than training.steps (10)"),
         ("training.stop_after_steps=11", "stop_after_steps (11) is above"),

@@ -14,7 +14,7 @@ from evenpack.engine.build import Start
 from evenpack.engine.parts.metrics_writer import skipped_record
 from evenpack.engine.parts.trackers import CSV_TABLE, CsvMetrics
 from evenpack.engine.reporting.metrics import METRICS, find_record, read_metrics, save_totals
-from evenpack.engine.reporting.summary import computed_alike, whole_steps
+from evenpack.engine.reporting.summary import computed_alike
 from evenpack.errors import DataError
 from evenpack.losses import StepCounts
 from evenpack.studies.chunking.curves import read_curve as read_chunking_curve
@@ -115,9 +115,9 @@ def imbalance(folder: Path) -> Any:
 
 def summary(folder: Path) -> Any:
     records = read_metrics(folder / METRICS)
-    trained = [record for record in whole_steps(records) if "skipped" not in record]
+    trained = [record for record in records if "skipped" not in record]
     same = {json.dumps({**record, "step": 0, "validation": None}) for record in computed_alike(trained)}
-    return len(whole_steps(records)), same, save_totals(records, [])
+    return len(records), same, save_totals(records, [])
 
 
 def other_log_functions(folder: Path) -> Any:

@@ -11,14 +11,9 @@ from evenpack.config import with_defaults
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.prepared import PreparedData
 from evenpack.differences import differences
-from evenpack.engine.checkpoints.files import (
-    CHECKPOINTS,
-    TrainState,
-    find_candidates,
-    find_wrong_size,
-    manifest_or_problem,
-)
+from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, find_candidates
 from evenpack.engine.checkpoints.forks import parent_checkpoint, require_same_parent
+from evenpack.engine.checkpoints.keeping import checkpoint_by_size
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import CheckpointError
@@ -27,12 +22,6 @@ log = logging.getLogger(__name__)
 
 _SAFE_MODEL_KEYS = ("model.dropout", "model.attention_dropout", "model.activation_checkpointing")
 """Keys that may change within a run, because they do not change the meaning of the weights."""
-
-_INITIAL_WEIGHTS = "training.initialize_from"
-"""The key that has no effect on a run with a checkpoint."""
-
-_COST_MODEL = "training.cost_model"
-"""The key that has no effect while the layout is the same, because the checkpoint's weights apply."""
 
 _OF_THE_FINGERPRINT = ("run.seed", "training.batching", "data.")
 """Prefixes of the keys of the run file that decide its fingerprint."""
@@ -58,14 +47,14 @@ def continued(run: ResolvedRun, state: TrainState, *, tell: Callable[..., None] 
     require_same_parent(state, run.config.run)
     require_same_past(state, run)
     require_fingerprint(state, run.fingerprint(state.step), config)
-    compare_run_files(state, config, has_fewer_accumulations=run.settled.has_fewer_accumulations, tell=tell)
+    compare_run_files(state, config, tell=tell)
     began_with = state.config["training"]["initialize_from"]
     training = run.run_file.training.model_copy(
         update={"initialize_from": None if began_with is None else Path(began_with)}
     )
     now = run.run_file.model_copy(update={"training": training})
     run = replace(run, config=now, run_file=now)
-    if _keeps_cost_weights(state, config["training"]):
+    if state.config["training"]["layout"] == config["training"]["layout"]:  # the weights of another are of other slots
         run = replace(run, shape=replace(run.shape, cost_weights=state.cost_weights), cost_model=None)
     return run.part_after(state.step)
 
@@ -75,13 +64,12 @@ def require_resumable(run: ResolvedRun) -> None:
 
     Raises: as `continued`.
     """
-    for path in find_candidates(run.config.run.output_dir / CHECKPOINTS):
-        checkpoint, _ = manifest_or_problem(path)
-        if checkpoint is not None and find_wrong_size(checkpoint) is None:
-            continued(run, checkpoint.state, tell=lambda *_: None)  # rank 0 tells
-            return
-    if run.config.run.parent is not None:
-        continued(run, parent_checkpoint(run.config).state, tell=lambda *_: None)
+    candidates = map(checkpoint_by_size, find_candidates(run.config.run.output_dir / CHECKPOINTS))
+    checkpoint = next((found for found in candidates if found is not None), None)
+    if checkpoint is None and run.config.run.parent is not None:
+        checkpoint = parent_checkpoint(run.config)
+    if checkpoint is not None:
+        continued(run, checkpoint.state, tell=lambda *_: None)  # rank 0 tells
 
 
 def require_checkpoint(config: RunConfig) -> None:
@@ -171,35 +159,26 @@ def _described(stage: Mapping[str, Any]) -> str:
     return f"steps of {stage['items_per_step']} by the weights {weights}{built}"
 
 
-def compare_run_files(
-    state: TrainState,
-    config: dict[str, Any],
-    *,
-    has_fewer_accumulations: bool = False,
-    tell: Callable[..., None] = log.info,
-) -> None:
+def compare_run_files(state: TrainState, config: dict[str, Any], *, tell: Callable[..., None] = log.info) -> None:
     """Logs the changes of the run file since the checkpoint once, and refuses steps of another size.
 
     A key that the checkpoint's run file lacks did not exist when it was saved: it counts as having had its default.
 
     Args:
         config: the settled run file as JSON values, as in `TrainState`.
-        has_fewer_accumulations: whether its step was computed by that packing adjustment; for the message.
 
     Raises: CheckpointError if the checkpoint is of steps of another size, other skipped ones, another optimizer or
     model structure.
     """
     changed = differences(with_defaults(state.config, RunConfig), config)
-    _tell_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)), tell=tell)
-    if _keeps_cost_weights(state, config["training"]) and changed.pop(_COST_MODEL, None) is not None:
-        tell(
-            "%s is now %s and has no effect: the run still assigns by the weights with which it began (%s). "
-            "Choose another run.output_dir to begin with others.",
-            _COST_MODEL,
-            config["training"][_COST_MODEL.partition(".")[2]],
-            state.cost_weights,
+    size = f"training.{config['training']['batching']}_per_step"
+    if size in changed:
+        before, now = changed[size]
+        raise CheckpointError(
+            f"the checkpoint has done {state.step} steps of {before}, this run's {size} is {now}: documents would be "
+            "repeated or left out. Restore what gives the size of a step, and let it change by a stage: "
+            f"stages=[{{step: {state.step + 1}, {size}: {now}}}]; or choose another run.output_dir to start again."
         )
-    _require_step_size(state, config["training"], has_fewer_accumulations=has_fewer_accumulations)
     _require_skipped_steps(state, config["training"])
     network = {
         key: change
@@ -212,35 +191,16 @@ def compare_run_files(
             "Restore these values, or choose another run.output_dir to start again."
         )
     if changed:
-        tell("the run file has changed since step %d and applies from here on:\n%s", state.step, _lines(changed))
+        tell(
+            "the run file has changed since step %d and applies from here on (but not initialize_from, nor cost_model "
+            "in the same layout):\n%s",
+            state.step,
+            _lines(changed),
+        )
 
 
 def _lines(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "\n".join(f"  {key}: {before} -> {now}" for key, (before, now) in changed.items())
-
-
-def _require_step_size(state: TrainState, training: dict[str, Any], *, has_fewer_accumulations: bool) -> None:
-    """Compares step sizes. Raises: CheckpointError unless step n + 1 begins where step n of the checkpoint ended."""
-    saved, batching = state.config["training"], training["batching"]
-    key = f"{batching}_per_step"
-    before, now = saved.get(key), training.get(key)  # only one of the two kinds has a number
-    if before == now:
-        return
-    if saved["batching"] != batching:
-        raise CheckpointError(
-            f"the checkpoint has done {state.step} steps of {saved['batching']}, this run's "
-            f"training.batching is {batching}: the order of sequences is another, so documents would be repeated or "
-            "left out. Restore it, or choose another run.output_dir to start again."
-        )
-    remedy = f"Set training.{key}={before}"
-    if has_fewer_accumulations:
-        remedy = "Restore the training.packs_per_step and packing_adjustment with which the run began"
-    raise CheckpointError(
-        f"the checkpoint has done {state.step} steps of {before} {batching}, this run's training.{key} is "
-        f"{now}: step {state.step + 1} would not begin at the {batching.removesuffix('s')} that comes next, and "
-        f"documents would be repeated or left out. {remedy}, and let it change by a stage: "
-        f"stages=[{{step: {state.step + 1}, training.{key}: {now}}}]; or choose another run.output_dir to start again."
-    )
 
 
 def _require_skipped_steps(state: TrainState, training: dict[str, Any]) -> None:
@@ -269,23 +229,3 @@ def _skipped_steps(training: dict[str, Any]) -> SkippedSteps:
     """Returns the skipped steps of a training section as JSON values."""
     entries = training["skip_steps"]
     return SkippedSteps.named(entry if isinstance(entry, int) else (entry[0], entry[1]) for entry in entries)
-
-
-def _keeps_cost_weights(state: TrainState, training: dict[str, Any]) -> bool:
-    """Returns whether the run still assigns by the checkpoint's weights: those of another layout are of other slots."""
-    return bool(state.config["training"]["layout"] == training["layout"])
-
-
-def _tell_unused_initial_weights(
-    state: TrainState, began_with: str | None, asked_for: str | None, *, tell: Callable[..., None]
-) -> None:
-    """Tells that the initial weights that the run file now names are not used."""
-    if asked_for is not None:
-        tell(
-            "%s is now %s and has no effect: the run continues with its own weights after step %d and began with %s. "
-            "Choose another run.output_dir to begin with others.",
-            _INITIAL_WEIGHTS,
-            asked_for,
-            state.step,
-            began_with or "those of its seed",
-        )

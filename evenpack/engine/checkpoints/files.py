@@ -73,8 +73,6 @@ class TrainState:
     """The accuracy of this step that reached the run's target; None if it did not."""
     samples: int
     """Number of sequences trained on."""
-    validation_loss: float | None
-    """The loss by which checkpoints are compared (`evaluate.overall_loss`); None if this step was not evaluated."""
     stages: tuple[dict[str, Any], ...] = ()
     """The stages that have begun (`ResolvedRun.past`); none in a checkpoint from before there were any."""
 
@@ -95,7 +93,8 @@ class TrainState:
             "cost_weights": CostWeights.from_json(values["cost_weights"]),
             "stages": tuple(values.get("stages", ())),
         }
-        return cls(**(values | read))
+        known = {name: value for name, value in values.items() if name != "validation_loss"}  # was there before
+        return cls(**(known | read))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +175,10 @@ def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
     return records
 
 
-def write_manifest(
-    directory: Path, state: TrainState, files: Sequence[FileRecord], *, flushes_folders: bool = True
-) -> float:
+def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> float:
     """Writes the manifest, which declares `directory` to be a complete checkpoint; returns its `saved_at`."""
-    if flushes_folders:
-        for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
-            fsync_directory(folder)
+    for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
+        fsync_directory(folder)
     content = {
         "format": FORMAT,
         "saved_at": (saved_at := time.time()),

@@ -81,22 +81,17 @@ def take_over(checkpoint: Checkpoint, output_dir: Path) -> Checkpoint:
     Raises: CheckpointError if that is not possible.
     """
     path = output_dir / CHECKPOINTS / checkpoint_name(checkpoint.step)
-    reasons = set()
     then = "start the run (`evenpack train`), which tries it again"
     with explained(path, CheckpointError, action="made", then=then):
         with atomic_directory(path) as folder:
             for record in checkpoint.files:
                 target = folder / record.name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                reasons.add(_link_or_copy(checkpoint.path / record.name, target))
+                _link_or_copy(checkpoint.path / record.name, target)
             saved_at = write_manifest(folder, checkpoint.state, checkpoint.files)
             require_owned(output_dir)
         write_text(path.parent / LATEST, f"{path.name}\n", check=partial(require_owned, output_dir))
-    how = "hard-linked"
-    copied = sorted(reason for reason in reasons if reason is not None)
-    if copied:
-        how = f"copied, because they cannot be hard-linked ({copied[0]})"
-    log.info("the run begins with %s: its files are %s to %s", checkpoint.path, how, path)
+    log.info("the run begins with %s: its files are hard-linked, or copied, to %s", checkpoint.path, path)
     return replace(checkpoint, path=path, saved_at=saved_at)
 
 
@@ -112,22 +107,17 @@ def require_same_parent(state: TrainState, run: RunSection) -> None:
         )
 
 
-def _link_or_copy(source: Path, target: Path) -> str | None:
-    """Links a file; if there can be no link, copies it and returns the reason."""
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         try:
             os.link(source.resolve(), target)  # a link to a symbolic link would not hold the content
-        except FileNotFoundError:
-            raise
-        except OSError as error:
+        except OSError:
             shutil.copyfile(source, target)
-            return str(error.strerror)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{source} was removed while it was taken over: a run removes its older checkpoints, unless "
             "training.keep_checkpoint_steps names them. Name another step as run.parent"
         ) from error
-    return None
 
 
 def _shown(parent: object) -> str:

@@ -10,7 +10,7 @@ Optimizer state, step and order of data are not taken.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from evenpack.data.tokenizers.loading import first_difference, other_tokens, read_vocabulary
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.checkpoints.weight_sources import WeightSource, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
 from evenpack.engine.optimizers.build import whole_shape
@@ -35,6 +36,11 @@ KEY = "training.initialize_from"
 TOKENS = "token_embedding.weight"
 POSITIONS = "positions.table.weight"
 """Names of the tables of a model."""
+
+_REMEDY = (
+    "Give this run the model section (model.max_positions too) and the tokenizer with which they were trained, or name "
+    "other weights."
+)
 
 
 def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World, sharding: Sharding) -> None:
@@ -59,8 +65,13 @@ def _read(model: Model, path: Path, tokenizer_dir: Path) -> NamedWeights:
         model.config, weights.config, origin=f"{KEY}: {found}", remedy="make them equal, or name other weights"
     )
     expected = _parts_by_their_names(model, weights)
-    require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_remedy(expected, weights))
-    _require_same_vocabulary(found, tokenizer_dir)
+    require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_REMEDY)
+    require_same_vocabulary(
+        found,
+        tokenizer_dir,
+        of=f"this run's data, in {tokenizer_dir}",
+        remedy="Prepare this run's data with that tokenizer",
+    )
     log.info("%s", "; ".join([f"initialised from {found}", *weights.notes]))
     return weights
 
@@ -84,50 +95,35 @@ def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tens
     }
 
 
-def _require_same_vocabulary(found: WeightSource, tokenizer_dir: Path) -> None:
-    """Compares the vocabularies, because equal sizes may still have other tokens; warns of another use of them."""
-    trained_with, here = read_vocabulary(found.tokenizer_dir), read_vocabulary(tokenizer_dir)
-    if trained_with is None or here is None:
-        missing = found.tokenizer_dir if trained_with is None else tokenizer_dir
+def require_same_vocabulary(found: WeightSource, here: Path | Tokenizer, *, of: str, remedy: str) -> None:
+    """Compares the vocabularies, because equal sizes may still have other tokens; warns of another use of them.
+
+    Args:
+        here: the tokenizer, or its folder.
+        of: what has it, for messages.
+
+    Raises: CheckpointError, which `remedy` ends.
+    """
+    folder = found.tokenizer_dir
+    trained_with = read_vocabulary(folder)
+    ours = here.vocabulary if isinstance(here, Tokenizer) else read_vocabulary(here)
+    if trained_with is None or ours is None:
+        missing = folder if trained_with is None else here
         log.info("%s: both vocabularies have as many entries; no tokenizer in %s for a comparison", KEY, missing)
         return
-    difference = first_difference(trained_with, here)
+    difference = first_difference(trained_with, ours)
     if difference is not None:
         raise CheckpointError(
-            f"{KEY}: {found} was trained with another vocabulary, in {found.tokenizer_dir}, than this run's data, in "
-            f"{tokenizer_dir}: {difference}. Prepare this run's data with that tokenizer"
+            f"{KEY}: {found} was trained with another vocabulary, in {folder}, than {of}: {difference}. {remedy}"
         )
-    if (tokens := other_tokens(found.tokenizer_dir, tokenizer_dir)) is not None:
+    if (tokens := other_tokens(folder, here)) is not None:
         log.warning(
-            "%s: %s was trained with another tokenizer of the same vocabulary, in %s, than this run's data, in %s: %s. "
-            "Prepare this run's data with that tokenizer, unless the weights are to learn other tokens",
+            "%s: %s was trained with another tokenizer of the same vocabulary, in %s, than %s: %s. %s, unless the "
+            "weights are to learn other tokens",
             KEY,
             found,
-            found.tokenizer_dir,
-            tokenizer_dir,
+            folder,
+            of,
             tokens,
+            remedy,
         )
-
-
-def _remedy(expected: Mapping[str, Tensor], weights: NamedWeights) -> str:
-    """Returns the remedy for tensors that do not fit."""
-    lines = []
-    needed, found = _rows(POSITIONS, expected, weights)
-    if found < needed:
-        lines.append(
-            f"Positions from {found} on were never trained: train the earlier run with model.max_positions={needed}."
-        )
-    elif found > needed:
-        lines.append(f"Set model.max_positions={found} to take the whole table of positions.")
-    needed, found = _rows(TOKENS, expected, weights)
-    if found != needed:
-        lines.append(
-            f"The vocabulary there has {found} entries, this run's {needed}: prepare its data with the same tokenizer."
-        )
-    return "\n".join(lines or ["Give this run the model section with which they were trained, or name other weights."])
-
-
-def _rows(ours: str, expected: Mapping[str, Tensor], weights: NamedWeights) -> tuple[int, int]:
-    """Returns the rows of a table in the model and in the checkpoint; 0 for both if the checkpoint has none."""
-    (name,) = [name.theirs[0] for name in weights.names if name.ours == ours] or [""]
-    return (len(expected[name]), len(weights.tensors[name])) if name in weights.tensors else (0, 0)

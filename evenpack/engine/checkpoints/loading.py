@@ -18,9 +18,8 @@ from evenpack.engine.checkpoints.files import (
     manifest_or_problem,
     step_of,
 )
-from evenpack.engine.checkpoints.pickles import find_classes, forbidding_code
+from evenpack.engine.checkpoints.pickles import ALLOWED, forbidding_code
 from evenpack.engine.checkpoints.universal import (
-    existing_universal,
     load_universal,
     make_universal,
     parameter_shapes,
@@ -106,7 +105,6 @@ def load_checkpoint(engine: LoadableEngine, checkpoint: Checkpoint, world: World
     """
     from evenpack.engine.checkpoints.checkpoint_engine import steered
 
-    classes = _require_plain(checkpoint, world)
     optimizer = engine.optimizer
     settings = [_without_parameters(group) for group in optimizer.param_groups]
     clipping = getattr(optimizer, "clip_grad", None)
@@ -115,7 +113,7 @@ def load_checkpoint(engine: LoadableEngine, checkpoint: Checkpoint, world: World
             load_universal(engine, _universal(engine, checkpoint, world), world)
         else:
             steered(engine)
-            with forbidding_code(classes):
+            with forbidding_code(ALLOWED):
                 path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
             if path is None:
                 raise CheckpointError(f"DeepSpeed found nothing to load in {checkpoint.path}")
@@ -130,7 +128,11 @@ def _explained(checkpoint: Checkpoint) -> Iterator[None]:
     try:
         yield
     except pickle.UnpicklingError as error:
-        raise _refusal_of_code(checkpoint, f"a file of it cannot be read without running code ({error})") from error
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path}: a file of it cannot be read without running code ({error}), and no "
+            "checkpoint that evenpack has saved needs it: the file was changed, or comes from elsewhere. None of it "
+            "was run. Restore the checkpoint from a copy that you trust, or move it away to continue from an older one."
+        ) from error
     except FileNotFoundError as error:  # after the checks
         raise CheckpointError(
             f"checkpoint {checkpoint.path}: {error.filename} was removed while it was read"
@@ -148,13 +150,10 @@ def _needs_conversion(engine: LoadableEngine, checkpoint: Checkpoint, world: Wor
     return saved.zero_stage != stage or (stage > 0 and saved.world_size != world.size)
 
 
-def _universal(engine: Any, checkpoint: Checkpoint, world: World) -> Checkpoint:
-    """Returns the universal form of a checkpoint: one of an earlier start if it is complete, else a new one."""
+def _universal(engine: Any, checkpoint: Checkpoint, world: World) -> Path:
+    """Returns the universal form of a checkpoint, which is made here."""
     require_only_parameters(engine.module, checkpoint)
     doing.enter("converting the checkpoint", checkpoint.step)
-    made = world.on_main(lambda: existing_universal(checkpoint))
-    if made is not None and _problem_of(made, world) is None:
-        return made
     if world.is_main:
         log.info(
             "converting %s, saved by %s at ZeRO stage %d, for %s at ZeRO stage %d",
@@ -209,28 +208,6 @@ def _objections(checkpoint: Checkpoint, world: World, *, part_of: int) -> dict[i
         problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files[part_of :: world.size])
     seen_here = None if problem is None else f"{problem} (seen by rank {world.rank} on {socket.gethostname()})"
     return {rank: text for rank, text in enumerate(world.all_gather(seen_here)) if text is not None}
-
-
-def _require_plain(checkpoint: Checkpoint, world: World) -> frozenset[str]:
-    """Checks that DeepSpeed's files hold no more than DeepSpeed stores; each rank reads a part.
-
-    That is: tensors and plain values. Raises: CheckpointError on all ranks otherwise.
-    """
-    with world.together():
-        found = find_classes(checkpoint, checkpoint.files[world.rank :: world.size])
-    reports = world.all_gather(found)
-    for _, problem in reports:
-        if problem is not None:
-            raise _refusal_of_code(checkpoint, problem)
-    return frozenset().union(*(classes for classes, _ in reports))
-
-
-def _refusal_of_code(checkpoint: Checkpoint, problem: str) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint {checkpoint.path}: {problem}. Reading it could run any code, and no checkpoint that evenpack has "
-        "saved needs it: the file was changed, or comes from elsewhere. None of it was run. Restore the checkpoint "
-        "from a copy that you trust, or move it away to continue from an older one."
-    )
 
 
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,19 @@
 """Reads DeepSpeed's files so that no code in them is run.
 
 A pickle can call any function when it is read, and the checksums of a checkpoint do not prove who wrote them.
-DeepSpeed reads its own files by `torch.load(weights_only=False)`, which lets a pickle do so. Here each file is first
-scanned without being read, and then DeepSpeed is restricted to torch's safe reader: it makes tensors, numbers and text,
-and the few classes of DeepSpeed that version 0.19 stores from ZeRO 1 on (none at ZeRO 0).
+DeepSpeed reads its own files by `torch.load(weights_only=False)`, which lets a pickle do so. Here DeepSpeed is
+restricted to torch's safe reader: it makes tensors, numbers and text, and the few classes of DeepSpeed that version
+0.19 stores from ZeRO 1 on (none at ZeRO 0).
 """
 
 import importlib
 import os
-import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from torch.serialization import safe_globals
 
-from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, leaving_alone
 from evenpack.engine.world.distributed import quiet_deepspeed
 
 ALLOWED = frozenset(
@@ -30,26 +28,6 @@ else."""
 
 _FORCE, _FORCE_OFF = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 """Variables of torch that override the arguments of callers of `torch.load`."""
-
-
-def find_classes(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> tuple[frozenset[str], str | None]:
-    """Returns the classes of `ALLOWED` that pickles of `files` name, and the error of the first that names others.
-
-    Raises: UnjudgedCheckpointError if one cannot be read now.
-    """
-    found: set[str] = set()
-    for record in files:
-        if not record.name.endswith(".pt"):
-            continue
-        try:
-            with leaving_alone(checkpoint.path / record.name):
-                names = set(get_unsafe_globals_in_checkpoint(checkpoint.path / record.name))
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            return frozenset(), f"{record.name} is not in the form of torch.save ({error})"
-        if names - ALLOWED:
-            return frozenset(), f"{record.name} requires {', '.join(sorted(names - ALLOWED))} when it is read"
-        found |= names
-    return frozenset(found), None
 
 
 @contextmanager

@@ -39,11 +39,9 @@ from evenpack.engine.checkpoints.keeping import KeepPolicy, checkpoint_by_size
 from evenpack.engine.ownership import WRITER, require_owned
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError, SaveError, UnjudgedCheckpointError
-from evenpack.files import fsync_directory, fsync_file, write_text
+from evenpack.files import fsync_directory, write_text
 
 log = logging.getLogger(__name__)
-
-_PROBE_BYTES = 1 << 20
 
 
 @runtime_checkable
@@ -272,7 +270,7 @@ class CheckpointWriter:
         except (OSError, RuntimeError, UnjudgedCheckpointError) as error:
             raise SaveError(
                 f"rank {self.world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
-                f"{self._directory} ({free_space(self._directory)}): {_cause(error, self._directory)}. Older "
+                f"{self._directory} ({free_space(self._directory)}): {error}. Older "
                 "checkpoints are untouched. Remove the cause; a run that has ended continues from the newest by the "
                 "same command"
             ) from error
@@ -287,28 +285,6 @@ def _only_warning(checkpoint: Path) -> Iterator[None]:
         log.warning(
             "checkpoint %s is complete, but not all of %s is up to date: %s", checkpoint, checkpoint.parent, error
         )
-
-
-def _cause(error: BaseException, directory: Path) -> str:
-    """Returns why something could not be written into a directory.
-
-    torch's writer reports that a file has another size than it expected, when the disk has taken no more. The disk is
-    as full as then while that file is there, so it is asked by writing a little.
-    """
-    if isinstance(error, RuntimeError):
-        probe = directory / hidden(LATEST, f"0.{PARTIAL}")  # a leftover, if a kill comes now
-        try:
-            with probe.open("wb") as file:
-                file.write(bytes(_PROBE_BYTES))
-            fsync_file(probe)
-        except OSError as cause:
-            return f"{cause.strerror} (torch says: {error})"
-        finally:
-            with suppress(OSError):
-                probe.unlink(missing_ok=True)
-        if "unexpected pos" in str(error):
-            return f"a file was not written to its end, as by a disk that was full or failed for a while ({error})"
-    return str(error)
 
 
 def _require_files(partial: Path, files: Sequence[FileRecord]) -> None:

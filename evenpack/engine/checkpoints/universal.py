@@ -1,17 +1,14 @@
 """Rewrites a checkpoint as DeepSpeed's universal one, for any number of ranks at any ZeRO stage, and loads it.
 
     checkpoints/.universal/
-      step_000200/
-        manifest.json            as of a checkpoint; written last, before the directory gets its name
-        source.json              the checkpoint that it was made of
+      ID/                        of this start alone, which makes it and loads it
         zero/NAME/               of each complete parameter: fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
         zero/optimizer_state.pt  what DeepSpeed reads beside them
         counters.pt              DeepSpeed's counts of steps and samples
-      .step_000200.partial/      in progress, or interrupted by a kill
 
 DeepSpeed's own converter reads no ZeRO 0, cannot go between ZeRO 3 and the others, and writes everything twice. This
 one reads by `shards.py`; every rank writes a part of the parameters. The next save removes the directory before it
-writes, because the disk may have no room for both.
+writes, because the disk may have no room for both, and so does the next conversion.
 
 From ZeRO 1 on DeepSpeed's optimizer loads it, with two corrections: at ZeRO 3 it lets all groups of parameters share
 one count of updates, which then grows by as many as there are groups; and it puts counts on the CPU, where torch's
@@ -22,6 +19,7 @@ import logging
 import math
 import shutil
 import socket
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,17 +29,7 @@ import torch
 from torch import nn
 
 from evenpack.engine.activity import doing
-from evenpack.engine.checkpoints.files import (
-    MANIFEST,
-    PARTIAL,
-    UNIVERSAL,
-    Checkpoint,
-    FileRecord,
-    hidden,
-    manifest_or_problem,
-    read_manifest,
-    write_manifest,
-)
+from evenpack.engine.checkpoints.files import UNIVERSAL, Checkpoint
 from evenpack.engine.checkpoints.pickles import forbidding_code
 from evenpack.engine.checkpoints.saving import free_space
 from evenpack.engine.checkpoints.shards import STATES, SavedTensors, saved_tensors
@@ -49,10 +37,7 @@ from evenpack.engine.optimizers.build import whole_shape
 from evenpack.engine.ownership import require_owned
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.files import file_checksum, fsync_directory, read_json_object, write_json
 from evenpack.units import counted
-
-SOURCE = "source.json"
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of a model's parameters by name."""
@@ -61,15 +46,7 @@ _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _COUNTERS_FILE = "counters.pt"
 
 
-def existing_universal(checkpoint: Checkpoint) -> Checkpoint | None:
-    """Returns the universal form that an earlier start has made of this very checkpoint; its files are not checked."""
-    found, _ = manifest_or_problem(checkpoint.path.parent / UNIVERSAL / checkpoint.path.name)
-    if found is None or read_json_object(found.path / SOURCE) != _source(checkpoint):
-        return None
-    return found
-
-
-def make_universal(checkpoint: Checkpoint, shapes: Shapes, world: World) -> Checkpoint:
+def make_universal(checkpoint: Checkpoint, shapes: Shapes, world: World) -> Path:
     """Writes the universal form of a complete checkpoint; all ranks call it, and have it when it returns.
 
     Each parameter is checked against the model's `shapes`, and its numbers and the optimizer's count of updates for
@@ -78,38 +55,28 @@ def make_universal(checkpoint: Checkpoint, shapes: Shapes, world: World) -> Chec
     Raises: CheckpointError on every rank alike if a file is missing, or not of this model, or there is no space; what
     was written is removed then.
     """
-    directory = checkpoint.path.parent / UNIVERSAL
-    partial = directory / hidden(checkpoint.path.name, PARTIAL)
+    # A name of its own: a stopped rank of an earlier start may go on to write into the directory of its conversion.
+    directory = checkpoint.path.parent / UNIVERSAL / world.broadcast(uuid.uuid4().hex)
     saved = saved_tensors(checkpoint)
     try:
         with _together(checkpoint, world):
             if world.is_main:
-                _begin(partial)
-        with _together(checkpoint, world):
-            names = _write_common(saved, shapes, partial) if world.is_main else []
-            for name in sorted(shapes)[world.rank :: world.size]:
-                names += _write_parameter(saved, name, partial)
-                doing.tick()
-            records = [_record(partial, name) for name in names]
-        shares = world.all_gather(records)
+                require_owned(directory.parents[2])
+                shutil.rmtree(directory.parent, ignore_errors=True)  # what earlier starts have made
+                (directory / "zero").mkdir(parents=True)
         with _together(checkpoint, world):
             if world.is_main:
-                _publish(
-                    partial, directory / checkpoint.path.name, checkpoint, [one for part in shares for one in part]
-                )
+                _write_common(saved, shapes, directory)
+            for name in sorted(shapes)[world.rank :: world.size]:
+                _write_parameter(saved, name, directory)
+                doing.tick()
     except CheckpointError:
-        world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+        world.on_main(lambda: shutil.rmtree(directory, ignore_errors=True))
         raise
-    return read_manifest(directory / checkpoint.path.name)
+    return directory
 
 
-def _begin(partial: Path) -> None:
-    require_owned(partial.parents[2])
-    shutil.rmtree(partial.parent, ignore_errors=True)  # what was made of other checkpoints as well
-    (partial / "zero").mkdir(parents=True)
-
-
-def _write_common(saved: SavedTensors, shapes: Shapes, partial: Path) -> list[str]:
+def _write_common(saved: SavedTensors, shapes: Shapes, directory: Path) -> None:
     """Checks the complete checkpoint, and writes what DeepSpeed reads in addition to the parameters."""
     _require_model(saved, shapes)
     _require_steps(saved)
@@ -118,16 +85,14 @@ def _write_common(saved: SavedTensors, shapes: Shapes, partial: Path) -> list[st
     common = {"ds_version": saved.model_states["ds_version"], "param_groups": groups}  # ZeRO 3 looks one level below
     torch.save(
         common | {"optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups}},
-        partial / "zero" / "optimizer_state.pt",
+        directory / "zero" / "optimizer_state.pt",
     )
-    torch.save({name: saved.model_states[name] for name in _COUNTERS}, partial / _COUNTERS_FILE)
-    write_json(partial / SOURCE, _source(saved.checkpoint))
-    return ["zero/optimizer_state.pt", _COUNTERS_FILE, SOURCE]
+    torch.save({name: saved.model_states[name] for name in _COUNTERS}, directory / _COUNTERS_FILE)
 
 
-def _write_parameter(saved: SavedTensors, name: str, partial: Path) -> list[str]:
-    """Writes the files of one parameter and returns their names. Raises: CheckpointError for a number not finite."""
-    folder = partial / "zero" / name
+def _write_parameter(saved: SavedTensors, name: str, directory: Path) -> None:
+    """Writes the files of one parameter. Raises: CheckpointError for a number not finite."""
+    folder = directory / "zero" / name
     folder.mkdir(parents=True)
     for state in STATES:
         tensor = saved.read(name, state)
@@ -137,20 +102,6 @@ def _write_parameter(saved: SavedTensors, name: str, partial: Path) -> list[str]
             )
         torch.save({"param": tensor}, folder / f"{state}.pt")
     torch.save(torch.tensor(float(next(iter(saved.steps), 0))), folder / "step.pt")
-    return [f"zero/{name}/{state}.pt" for state in (*STATES, "step")]
-
-
-def _record(partial: Path, name: str) -> FileRecord:
-    """Returns size and checksum; not flushed to disk, because every later use compares both."""
-    path = partial / name
-    return FileRecord(name=name, size=path.stat().st_size, checksum=file_checksum(path))
-
-
-def _publish(partial: Path, final: Path, checkpoint: Checkpoint, records: list[FileRecord]) -> None:
-    write_manifest(partial, checkpoint.state, records, flushes_folders=False)
-    require_owned(final.parents[2])
-    partial.rename(final)
-    fsync_directory(final.parent)
 
 
 def _require_model(saved: SavedTensors, shapes: Shapes) -> None:
@@ -173,10 +124,6 @@ def _require_steps(saved: SavedTensors) -> None:
             f"{sorted(saved.steps)} updates: its files do not belong together. Restore it from a copy, or move it away "
             "to continue from an older one."
         )
-
-
-def _source(checkpoint: Checkpoint) -> dict[str, str]:
-    return {"checkpoint": checkpoint.path.name, "manifest": file_checksum(checkpoint.path / MANIFEST)}
 
 
 @contextmanager
@@ -215,18 +162,18 @@ def require_only_parameters(module: nn.Module, checkpoint: Checkpoint) -> None:
         )
 
 
-def load_universal(engine: Any, universal: Checkpoint, world: World) -> None:
+def load_universal(engine: Any, universal: Path, world: World) -> None:
     """Loads a universal checkpoint; all ranks call it.
 
     Raises: CheckpointError if a rank would hold nothing of a group of parameters, which DeepSpeed cannot load.
     """
     with forbidding_code(()):
         if engine.zero_optimization_stage() == 0:
-            _load_whole(engine, universal.path)
+            _load_whole(engine, universal)
         else:
             _require_part_of_each_group(engine, world)
-            _load_part(engine, universal.path)
-        for name, value in _read(universal.path / _COUNTERS_FILE).items():
+            _load_part(engine, universal)
+        for name, value in _read(universal / _COUNTERS_FILE).items():
             setattr(engine, name, value)
 
 

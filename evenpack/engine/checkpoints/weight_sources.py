@@ -160,16 +160,9 @@ def find_weights(path: Path) -> WeightSource:
     raise CheckpointError(
         f"expected a run's output_dir (with {CHECKPOINTS}/), one checkpoint (step_..., with {MANIFEST}), a folder of "
         f"transformers (with {_CONFIG_FILE} and model.safetensors), a checkpoint of TensorFlow (a path to which "
-        f"{INDEX} is added), or a state dict of PyTorch ({', '.join(SUFFIXES)}); {path} {_describe_path(path)}"
+        f"{INDEX} is added), or a state dict of PyTorch ({', '.join(SUFFIXES)}); {path} "
+        + ("holds none of these" if path.exists() else "does not exist")
     )
-
-
-def _describe_path(path: Path) -> str:
-    if path.is_dir():
-        return "holds none of these"
-    if path.exists():
-        return "is a file of another kind"
-    return f"has data files and no {INDEX}" if any(path.parent.glob(f"{path.name}.data-*")) else "does not exist"
 
 
 def _whole(path: Path) -> Checkpoint:

@@ -14,14 +14,15 @@ from evenpack.console import save_json
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.build import Start
 from evenpack.engine.config import RunConfig
-from evenpack.engine.evaluate import aggregate_loss, evaluations_to_json
+from evenpack.engine.evaluate import evaluations_to_json
 from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals
 from evenpack.engine.reporting.step_totals import StepTotals
-from evenpack.engine.reporting.summary import run_summary, whole_steps
+from evenpack.engine.reporting.summary import run_summary
 from evenpack.engine.world.distributed import World
+from evenpack.errors import DataError
 from evenpack.files import explained
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
@@ -110,16 +111,23 @@ class MetricsWriter(Part):
 
         `reached_accuracy`: the accuracy that reached the run's target; None if the target was not reached.
 
-        Raises: RunError if it cannot be written, or if another start has taken the directory.
+        Raises: RunError if it cannot be written, or if another start has taken the directory; DataError for a damaged
+        record.
         """
         if self._metrics is None:
             return
         output_dir = self._run.config.run.output_dir
         with explained(output_dir / METRICS, then=_SUMMARISE):
-            records = whole_steps(read_metrics(output_dir / METRICS))
+            records = read_metrics(output_dir / METRICS)
         if records:
-            summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
-            summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
+            try:
+                summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
+                summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
+            except (KeyError, TypeError) as error:
+                raise DataError(
+                    f"a record in {output_dir / METRICS} is damaged ({type(error).__name__}: {error}): mend or remove "
+                    "its line, and run the same command again, which writes summary.json"
+                ) from error
             with explained(output_dir / SUMMARY, action="written", then=_SUMMARISE):
                 save_json(summary, output_dir / SUMMARY, check=partial(require_owned, output_dir))
 
@@ -146,9 +154,6 @@ class MetricsWriter(Part):
             record["left_out"] = left_out
         if step.evaluations is not None:
             record["validation"] = evaluations_to_json(self._run.prepared, step.evaluations)
-            aggregate = aggregate_loss(step.evaluations, self._run.config.training.validation_weights)
-            if aggregate is not None:
-                record["validation_aggregate"] = aggregate
             record["evaluation_seconds"] = self._evaluation_seconds
         if step.rank_times is not None:
             record["ranks"] = step.rank_times

@@ -1,7 +1,7 @@
 """Writes OUTPUT_DIR/mlperf.log: the events of a run in the form that MLPerf Training prescribes, by its own logger.
 
-Samples are sequences, in packs too, and `epoch_num` counts them, as the benchmark's reference does for BERT. A run
-that resumes from a checkpoint appends to its log, so the time to train includes interruptions.
+Samples are sequences, in packs too, and `epoch_num` counts them, as the benchmark's reference does for BERT. A timed
+run that was interrupted starts again: the log is of a run from its first step to its end.
 """
 
 import logging
@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ from evenpack.engine.evaluate import overall_accuracy
 from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
-from evenpack.engine.reporting.metrics import free_name
 from evenpack.errors import DataError, RunError
-from evenpack.files import atomic_open, parse_json_object
-
-log = logging.getLogger(__name__)
+from evenpack.files import parse_json_object
 
 MLPERF_LOG = "mlperf.log"
 
@@ -30,8 +26,6 @@ PREFIX = ":::MLLOG "
 """Prefix of each event line."""
 
 _FIELDS = ("key", "value", "time_ms", "metadata")
-
-_END = ("train_samples", "eval_samples", "run_stop")
 
 
 class MlperfLog(Part):
@@ -45,7 +39,7 @@ class MlperfLog(Part):
         self._started = started
         self._logger: Any = None
         """MLPerf's own, once the log is open."""
-        self._samples = run.samples_done
+        self._samples = 0
         self._evaluated_samples = 0
         self._block_start: float | None = None
         """Start time of a block whose first step is not done; it is written with that step."""
@@ -54,25 +48,23 @@ class MlperfLog(Part):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Begins or continues the log, up to the start of the clock.
+        """Begins the log, up to the start of the clock.
 
-        Raises: RunError if a resumed run has no log to continue, or the log cannot be written.
+        Raises: RunError if the run has begun before, or the log cannot be written.
         """
         run = self._run
         path = run.config.run.output_dir / MLPERF_LOG
         require_owned(path.parent)
-        has_open_block = False
-        if run.steps_done == 0:
-            _keep_earlier(path)
-        else:
-            has_open_block = truncate_log(path, samples=run.samples_done)
+        if run.steps_done or path.exists():
+            raise RunError(
+                f"{path.parent} holds a run that has begun, and a log for MLPerf is of a run from its first step to "
+                "its end: choose another run.output_dir to start again, or set mlperf=null to go on without a log"
+            )
         with closing(_LogFile(path)) as file:
             self._logger = mlperf_logger(file)
-            if run.steps_done == 0:
-                self._describe()
-                self._logger.start(key="run_start")
-            if not has_open_block:
-                self._block_start = time.time()
+            self._describe()
+            self._logger.start(key="run_start")
+            self._block_start = time.time()
             yield
 
     def after_step(self, step: Step) -> None:
@@ -153,10 +145,10 @@ class MlperfLog(Part):
         return {"epoch_num": self._samples, "samples_count": self._samples}
 
 
-def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Returns each line of a log that holds an event, with the event; lines of other programs are left out.
+def parse_events(log: Path, lines: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the events of a log; lines of other programs are left out.
 
-    Raises: DataError, with the line, for an event that does not have the form of MLPerf's logger.
+    Raises: DataError, with the number of the line, for an event that does not have the form of MLPerf's logger.
     """
     events = []
     for number, line in enumerate(lines, start=1):
@@ -166,48 +158,13 @@ def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, A
         try:
             found = parse_json_object(text)
             event = {name: found[name] for name in _FIELDS}
-            events.append((line, event | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})}))
+            events.append(event | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})})
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise DataError(
                 f"{log}, line {number}: expected a JSON object with {', '.join(_FIELDS)} after {PREFIX.strip()}, "
                 f"found {text[:60].rstrip()!r}"
             ) from error
     return events
-
-
-def truncate_log(path: Path, *, samples: int) -> bool:
-    """Truncates the log to the events up to the run's checkpoint; returns whether a block of steps is open there.
-
-    The events of the run's end are removed too, because the run continues.
-
-    Args:
-        samples: the number trained on up to the checkpoint.
-
-    Raises: RunError if there is no log, or it lacks the start of the run; DataError if it cannot be read.
-    """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
-    events = parse_events(path, [line for line in lines if line.endswith("\n")])  # a kill may have torn the last one
-    if not any(event["key"] == "run_start" for _, event in events):
-        raise RunError(
-            f"{path} lacks the start of this run, which resumes after {samples:,} samples: a log for MLPerf must begin "
-            "at the first step. Leave the section mlperf: out, or choose another run.output_dir"
-        )
-    kept = [
-        (line, event["key"])
-        for line, event in events
-        if event["key"] not in _END and event["metadata"].get("samples_count", 0) <= samples
-    ]
-    with atomic_open(path, check=partial(require_owned, path.parent)) as file:
-        file.writelines(line.encode() for line, _ in kept)
-    blocks = [key for _, key in kept if key.startswith("block_")]
-    return bool(blocks) and blocks[-1] == "block_start"
-
-
-def _keep_earlier(path: Path) -> None:
-    if path.exists():
-        kept = free_name(path)
-        path.replace(kept)
-        log.warning("the run begins at step 1, so %s of an earlier start is kept as %s", path, kept.name)
 
 
 class _LogFile(logging.FileHandler):

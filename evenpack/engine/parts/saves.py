@@ -9,7 +9,6 @@ from evenpack.engine.activity import doing
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.evaluate import overall_loss
 from evenpack.engine.parts.metrics_writer import MetricsWriter, SaveCost
 from evenpack.engine.parts.part import Part, Step
 from evenpack.errors import SaveError
@@ -60,12 +59,7 @@ class Saves(Part):
         self._collect()
         self._writer.commit()
         training, engine = self._run.start.config.training, self._run.engine.deepspeed
-        state = self._run.state(
-            step.steps_done,
-            samples=step.samples,
-            reached_accuracy=step.reached_accuracy,
-            validation_loss=overall_loss(step.evaluations or {}, training.validation_weights),
-        )
+        state = self._run.state(step.steps_done, samples=step.samples, reached_accuracy=step.reached_accuracy)
         result: Checkpoint | SaveError | None = None
         try:
             if goes_on and training.checkpoint_in_background:

@@ -19,8 +19,6 @@ Group = Literal["progress", "training", "data", "throughput", "waiting", "checkp
 Path = tuple[str, ...]
 """The keys that lead from a record to a value, one for each level."""
 
-_MOST = 1 << 63
-
 SOURCE = "SOURCE"
 """Stands in a metric's name for the name of each source."""
 
@@ -71,7 +69,6 @@ _SKIPPED = "skipped steps"
 _REBUILT = "the first step of a stage with `restart`"
 _EVALUATED = "steps with an evaluation"
 _EVALUATED_SEVERAL = "evaluations of models with several losses"
-_WEIGHTED = "evaluations with training.validation_weights"
 _SAVED = "the first step that ends after a save has ended"
 _WRITTEN = "the same, if the checkpoint is complete"
 _GATHERED = "every training.log_rank_times_every_steps steps"
@@ -249,9 +246,6 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("validation/SOURCE/sequences", "sequences", None, "Held-out sequences that were evaluated.",
                 when=_EVALUATED),
         _metric("validation/SOURCE/packs", "packs", None, "Held-out packs that were evaluated.", when=_EVALUATED),
-        _metric("validation_aggregate/loss", "nats/token", None, "Mean of the sources' losses by their weights.",
-                when=_WEIGHTED),
-        _metric("validation_aggregate/weights/SOURCE", "1", None, "Weight of the source in this mean.", when=_WEIGHTED),
         _metric("evaluation_seconds", "s", None, "Time that the evaluation took.", when=_EVALUATED),
     ),
 }  # fmt: skip
@@ -260,42 +254,12 @@ DEFINITIONS = tuple(Metric(group=group, **values) for group in get_args(Group) f
 """All metrics, in the order in which `docs/metrics.md` lists them."""
 
 
-def wrong_value(record: Mapping[str, Any]) -> Path | None:
-    """Returns the path of the first value of another type than its metric's; names of other versions are passed over.
-
-    Each value may be null. Integers fit into 64 bits.
-    """
-    for path, value in _parts_of(record):
-        if value is not None and (expected := _type_of(path)) is not None and not _is_of_type(value, expected):
-            return path
-    return None
-
-
 def _parts_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yields each value and each object of a record with its path."""
     for key, value in record.items():
         yield (*above, key), value
         if isinstance(value, Mapping):
             yield from _parts_of(value, (*above, key))
-
-
-@cache
-def _type_of(path: Path) -> Literal["number", "numbers", "text", "object"] | None:
-    for metric in DEFINITIONS:
-        if metric.is_named(path):
-            is_list = metric.group == "ranks" and metric.unit != "steps"
-            return "text" if metric.unit == "hexadecimal" else "numbers" if is_list else "number"
-        if len(path) < len(metric.path) and metric.begins_with(path):
-            return "object"
-    return None
-
-
-def _is_of_type(value: Any, expected: str) -> bool:
-    if expected == "numbers":
-        return isinstance(value, list) and all(one is None or _is_of_type(one, "number") for one in value)
-    if expected == "number":
-        return isinstance(value, float) or (type(value) is int and abs(value) < _MOST)
-    return isinstance(value, str if expected == "text" else Mapping)
 
 
 @cache

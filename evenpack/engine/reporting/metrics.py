@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Any
 
 from evenpack.console import plain
 from evenpack.engine.ownership import require_owned
-from evenpack.engine.reporting.definitions import wrong_value
 from evenpack.errors import RunError
 from evenpack.files import atomic_path, explained, parse_json_object
 
@@ -42,9 +40,8 @@ class MetricsLog:
 
         `begun_at`: the step after which the run has begun, that of its parent if it is a fork; a new log starts there.
 
-        Records that do not belong to the checkpoint are kept in a file of another name. The log is always a new file,
-        which replaces the old one atomically, so that a stopped process of an earlier start, when it is woken, appends
-        to none that counts.
+        The log of a run that begins again is kept under another name. The log is always a new file, which replaces the
+        old one atomically, so that a stopped process of an earlier start, when woken, appends to none that counts.
 
         Raises: RunError if it cannot be read or written, or if another start has taken the directory.
         """
@@ -162,38 +159,17 @@ def _count_lines(path: Path) -> int:
 
 
 def _keep_unrelated_records(path: Path, step: int, begun_at: int) -> None:
-    """Keeps a copy of a log that lacks a step up to `step`, or that belongs to a run without a checkpoint."""
+    """Keeps the log of a run without a checkpoint under another name; warns of steps that a log lacks."""
     logged = {record["step"] for _, record in _whole_records(path)} if path.exists() else set()
-    missing = [number for number in range(begun_at + 1, step + 1) if number not in logged]
+    missing = step - begun_at - sum(begun_at < number <= step for number in logged)
     if step == begun_at and logged:
-        kept = free_name(path)
-        path.replace(kept)
-        log.warning(
-            "there is no %scheckpoint, so the run begins at step %d, but %s has steps up to %d: it is kept as %s",
-            "later " if begun_at else "",
-            begun_at + 1,
-            path,
-            max(logged),
-            kept.name,
-        )
+        path.replace(kept := _free_name(path))
+        log.warning("the run begins after step %d, so %s of an earlier start is kept as %s", step, path, kept.name)
     elif missing:
-        note = ""
-        if max(logged, default=0) > step:  # otherwise nothing will be removed
-            kept = free_name(path)
-            shutil.copyfile(path, kept)
-            note = f" An unchanged copy is kept as {kept.name}."
-        log.warning(
-            "%s lacks %d of the %d steps before the checkpoint, the first of them step %d: totals in summary.json "
-            "leave them out.%s",
-            path,
-            len(missing),
-            step,
-            missing[0],
-            note,
-        )
+        log.warning("%s lacks %d steps before the checkpoint: totals in summary.json leave them out", path, missing)
 
 
-def free_name(path: Path) -> Path:
+def _free_name(path: Path) -> Path:
     """Returns a free name beside `path` under which a file of an earlier run is kept."""
     numbers = itertools.count(1)
     return next(name for n in numbers if not (name := path.with_name(f"{path.stem}.kept_{n}{path.suffix}")).exists())
@@ -213,12 +189,7 @@ def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 record = parse_json_object(line)
             except ValueError:
                 record = {}
-            wrong = wrong_value(record)
-            if wrong is not None:
-                log.warning(
-                    "%s, line %d: '%s' is of another type, and the line is left out", path, number, "/".join(wrong)
-                )
-            elif isinstance(record.get("step"), int):
+            if isinstance(record.get("step"), int):
                 yield line, record
             else:
                 log.warning("%s, line %d is not a record with a step and is left out", path, number)

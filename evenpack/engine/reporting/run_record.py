@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError, field_validator
 from evenpack.config import Section
 from evenpack.engine.ownership import require_owned
 from evenpack.engine.provenance import commit_of_source
-from evenpack.engine.reporting.metrics import free_name
 from evenpack.errors import DataError
 from evenpack.files import explained, read_json, write_json
 from evenpack.version import VERSION
@@ -156,23 +155,19 @@ def read_run_record(output_dir: Path) -> RunRecord | None:
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole file"
         raise DataError(
-            f"{path} is not in the form that `evenpack train` writes ({place}): remove it; the run is then reported "
-            "without its settings until it is started again"
+            f"{path} is not in the form that `evenpack train` writes ({place}): start the run again, which "
+            "writes it, or remove it"
         ) from error
 
 
 def earlier_starts(output_dir: Path, steps_done: int) -> tuple[StartRecord, ...]:
-    """Returns the recorded starts before the one after so many steps; a record that is not understood is kept aside.
+    """Returns the recorded starts before the one after so many steps; none of a record that is not understood.
 
     Raises: RunError if it cannot be read now.
     """
-    path = output_dir / RUN_RECORD
     try:
         known = read_run_record(output_dir)
     except DataError as error:  # training does not need it
-        require_owned(output_dir)
-        with explained(path, action="renamed"):
-            path.replace(kept := free_name(path))
-        log.warning("%s. It is kept as %s", error, kept.name)
+        log.warning("%s. It is written again with this start as the first", error)
         return ()
     return () if known is None else tuple(start for start in known.starts if start.steps_done < steps_done)

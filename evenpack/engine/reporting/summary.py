@@ -1,6 +1,5 @@
 """Computes summary.json, the results of a run, from its metrics.jsonl."""
 
-import logging
 import statistics
 from collections import Counter
 from typing import Any
@@ -11,34 +10,7 @@ from evenpack.engine.build import Start
 from evenpack.engine.reporting.metrics import seconds_of, trained_steps
 from evenpack.losses import losses_logged_apart
 
-log = logging.getLogger(__name__)
-
-_OF_EVERY_STEP = {"tokens", "slots", "sequences"}
 _OF_SKIPPED = ("packs", "sequences", "tokens")
-_OF_TRAINED_STEPS = {"loss", "tokens_per_second", "step_seconds"}
-
-
-def whole_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the records that have all that a summary reads; a warning names the steps of others.
-
-    A bit that has changed in the name of a key leaves a record that can be read.
-    """
-    whole = []
-    for record in records:
-        if _is_whole(record):
-            whole.append(record)
-        else:
-            log.warning("the record of step %s in the log is damaged: summary.json leaves it out", record["step"])
-    return whole
-
-
-def _is_whole(record: dict[str, Any]) -> bool:
-    if not record.keys() >= _OF_EVERY_STEP:
-        return False
-    if "skipped" not in record:
-        return record.keys() >= _OF_TRAINED_STEPS
-    skipped = record["skipped"]
-    return isinstance(skipped, dict) and set(_OF_SKIPPED) <= skipped.keys()
 
 
 def run_summary(
@@ -66,7 +38,6 @@ def run_summary(
         **_losses_apart(trained),
         "validation_step": evaluated[-1]["step"] if evaluated else None,
         "validation": evaluated[-1]["validation"] if evaluated else None,
-        "validation_aggregate": evaluated[-1].get("validation_aggregate") if evaluated else None,
         "source_tokens": _added(trained, "source_tokens"),
         "source_epochs": run.resolved.epochs(step),
         "tokens": tokens,

@@ -13,16 +13,10 @@ from evenpack.errors import ConfigError
 def require_trainable(run: ResolvedRun) -> None:
     """Checks the requirements that training has beyond those of evaluation and export.
 
-    Raises: ConfigError if it has a target accuracy or validation weights and nothing is held out for them; or if it has
-    the section `mlperf` and lacks the package for the log or the name of the submitting organization.
+    Raises: ConfigError if it has a target accuracy and nothing is held out for it; or if it has the section `mlperf`
+    and lacks the package for the log or the name of the submitting organization.
     """
     sources = run.prepared.manifest.sources
-    absent = [name for name in run.config.training.validation_weights or {} if sources[name].validation.packing is None]
-    if absent:
-        raise ConfigError(
-            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: remove it, or "
-            f"raise data.validation_fraction (now {run.config.data.validation_fraction:g}) and prepare again"
-        )
     has_validation = any(sources[name].validation.packing is not None for name in run.prepared.source_names)
     if run.config.training.target_accuracy is not None and not has_validation:
         raise ConfigError(

@@ -46,13 +46,11 @@ StudyOverrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all other output goes to stderr.")]
 
 
-def parse_step(text: str) -> int | str:
-    """Returns the step that an option names, or "best". Raises: BadParameter for anything else."""
-    if text == "best":
-        return text
+def parse_step(text: str) -> int:
+    """Returns the step that an option names. Raises: BadParameter for anything else."""
     if text.isdecimal() and int(text) >= 1:
         return int(text)
-    raise typer.BadParameter(f"expected a step, from 1, or best, found {text!r}")
+    raise typer.BadParameter(f"expected a step, from 1, found {text!r}")
 
 
 def parse_bytes(text: str) -> int:
@@ -72,9 +70,9 @@ AtStep = Annotated[
     Any,
     typer.Option(
         "--checkpoint",
-        metavar="STEP|best",
+        metavar="STEP",
         parser=parse_step,
-        help="The checkpoint of this step, or the one of the lowest validation loss. Default: the newest.",
+        help="The checkpoint of this step. Default: the newest.",
     ),
 ]
 _INPUT_HELP = (

@@ -31,9 +31,9 @@ def evaluate(
 ) -> Report:
     """Evaluate on each source's held-out documents.
 
-    Uses the newest checkpoint of the run, the one of --checkpoint STEP, or the one of the lowest validation loss
-    (--checkpoint best), in one process, on the GPU if there is one. The data may be prepared with another recipe than
-    in training, by the same tokenizer: the same documents are held out.
+    Uses the newest checkpoint of the run, or the one of --checkpoint STEP, in one process, on the GPU if there is one.
+    The data may be prepared with another recipe than in training, by the same tokenizer: the same documents are held
+    out.
 
     \b
     Examples:
@@ -121,9 +121,8 @@ def export(
 ) -> Report:
     """Write a checkpoint for Hugging Face transformers.
 
-    Uses the newest checkpoint of the run, the one of --checkpoint STEP, or the one of the lowest validation loss
-    (--checkpoint best). The class of the run's model in transformers loads it (`GPT2LMHeadModel`, `LlamaForCausalLM`,
-    `BertForPreTraining`) by `.from_pretrained(DIRECTORY)`.
+    Uses the newest checkpoint of the run, or the one of --checkpoint STEP. The class of the run's model in transformers
+    loads it (`GPT2LMHeadModel`, `LlamaForCausalLM`, `BertForPreTraining`) by `.from_pretrained(DIRECTORY)`.
 
     \b
     Example:

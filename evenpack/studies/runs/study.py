@@ -264,8 +264,8 @@ def finetune_rows(finetunings: Sequence[FinetuneRun]) -> list[dict[str, Any]]:
             "task": one.task,
             "title": one.config.data.definition.title,
             "layout": one.config.training.layout,
-            "items_per_step": one.config.training.items_per_step,
-            "batching": one.config.training.batching,
+            "items_per_step": one.config.training.sequences_per_step,
+            "batching": "sequences",
             "epochs": one.config.training.epochs,
             "seeds": one.config.run.seeds,
         }

@@ -30,7 +30,6 @@ from evenpack.engine.evaluate import (
     evaluate_model,
     evaluations_to_json,
     overall_accuracy,
-    overall_loss,
 )
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
@@ -301,13 +300,12 @@ def test_matrix_products_have_the_precision_of_training(precision: str, expected
     assert seen == {expected}
 
 
-def test_overall_accuracy_and_loss_weigh_each_source_by_its_targets():
+def test_overall_accuracy_weighs_each_source_by_its_targets():
     of_source = {
         name: SourceEvaluation(loss=loss, accuracy=accuracy, others={}, targets=targets, sequences=2, packs=1)
         for name, loss, accuracy, targets in (("wiki", 2.0, 0.5, 100), ("code", 4.0, 0.9, 300))
     }
     assert overall_accuracy(of_source) == pytest.approx((0.5 * 100 + 0.9 * 300) / 400)
-    assert overall_loss(of_source, None) == pytest.approx((2.0 * 100 + 4.0 * 300) / 400)
     assert overall_accuracy({}) is None
 
 

@@ -16,11 +16,10 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
-from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, ConfigError, DataError
+from evenpack.errors import CheckpointError, ConfigError
 from evenpack.launcher.planning import plan_training
 from evenpack.studies.plan.presentation import plan_shown
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
@@ -64,9 +63,6 @@ def staged(config: RunConfig, stages: Stages, **training: Any) -> RunConfig:
         (STAGES, {"packs_per_step": None, "tokens_per_step": 200}, "set training.tokens_per_step=null"),
         (STAGES, {"packing_adjustment": "fewer_accumulations"}, "set training.packing_adjustment=none"),
         (STAGES, {"evaluate_every_samples": 50}, "set training.evaluate_every_samples=null"),
-        ([], {"validation_weights": {"cod": 1}}, "no source 'cod'; did you mean 'code'"),
-        ([], {"validation_weights": {"code": 0}}, "validation_weights.code.* found 0"),
-        ([], {"validation_weights": {}}, "validation_weights names no source"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(config: RunConfig, stages: Stages, training: Any, told: str):
@@ -172,21 +168,6 @@ def test_what_is_shown_before_the_run_is_what_it_draws(config: RunConfig):
         assert epochs[name] == pytest.approx(count / packs[name])
 
 
-def evaluation(loss: float, *, targets: int) -> SourceEvaluation:
-    return SourceEvaluation(loss=loss, accuracy=0.5, others={}, targets=targets, sequences=1, packs=1)
-
-
-def test_one_loss_of_all_goes_by_named_weights_and_not_by_what_is_held_out():
-    for targets in (1, 1000):
-        found = {"wiki": evaluation(2.0, targets=targets), "code": evaluation(4.0, targets=10)}
-        assert aggregate_loss(found, {"wiki": 3.0, "code": 1.0}) == {
-            "loss": 2.5,
-            "weights": {"wiki": 3.0, "code": 1.0},
-        }
-        assert aggregate_loss(found, {"code": 0.5}) == {"loss": 4.0, "weights": {"code": 0.5}}
-        assert aggregate_loss(found, None) is None
-    with pytest.raises(DataError, match="names code, of which nothing is held out"):
-        aggregate_loss({"wiki": evaluation(2.0, targets=1)}, {"wiki": 1.0, "code": 1.0})
 
 
 def test_a_source_that_holds_nothing_out_is_reported_when_it_is_prepared(tmp_path: Path):
@@ -198,6 +179,3 @@ def test_a_source_that_holds_nothing_out_is_reported_when_it_is_prepared(tmp_pat
     prepare(config.data, config.prepared_dir, progress=recorder)
     assert [note for note in recorder.notes if note.startswith("warning: source 'few' holds nothing out")]
     assert not [note for note in recorder.notes if "'many' holds" in note]
-    weights = changed(config, training={"validation_weights": {"few": 1.0}})
-    with pytest.raises(ConfigError, match="names few, of which nothing is held out"):
-        plan_training(weights, ranks=1)

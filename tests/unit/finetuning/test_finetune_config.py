@@ -42,8 +42,6 @@ def test_every_task_of_glue_can_be_fine_tuned_by_the_same_name() -> None:
     ("changes", "message"),
     [
         ({"data": {"task": "cole"}}, r"data\.task: there is no task 'cole'; did you mean 'cola'\?"),
-        ({"training": {"packs_per_step": 4}}, r"give either packs_per_step \(4\) or sequences_per_step \(8\)"),
-        ({"training": {"sequences_per_step": None}}, r"give either packs_per_step \(None\)"),
         ({"run": {"seeds": [1, 2, 1]}}, r"expected different whole numbers .* found \[1, 2, 1\]"),
         ({"attention": {"isolate": False}}, "isolate: false is for pretraining"),
         ({"data": {"task": "squad", "window_stride": 500}}, r"window_stride \(500\) would leave out"),

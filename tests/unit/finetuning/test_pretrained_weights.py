@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-from finetuning_tasks import SPECIAL, WORDS, finetune_values, write_encoder, write_sentences
+from finetuning_tasks import SPECIAL, WORDS, finetune_values, write_encoder
 from tokenizers import pre_tokenizers
 
 from evenpack.config import validate
 from evenpack.data.tokenizers.word_pieces import read_word_pieces
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.finetuning.config import FinetuneConfig
-from evenpack.finetuning.data import read_task
 from evenpack.finetuning.model import read_pretrained
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -56,7 +55,7 @@ def test_another_tokenizer_of_the_weights_vocabulary_is_named(tmp_path: Path, ca
     own.save(str(tmp_path / "own" / "tokenizer.json"))
     read_pretrained(checked)
     (warning,) = caplog.messages
-    assert f"another tokenizer of the same vocabulary, in {encoder}, than data.tokenizer is: of the text " in warning
+    assert f"another tokenizer of the same vocabulary, in {encoder}, than data.tokenizer: of the text " in warning
 
 
 def test_weights_without_a_tokenizer_and_without_a_path_are_refused(tmp_path: Path) -> None:
@@ -74,12 +73,3 @@ def test_weights_that_do_not_say_of_what_model_they_are_are_refused(tmp_path: Pa
         CheckpointError, match=r"training\.initialize_from: .*weights\.pt \(PyTorch\) does not describe"
     ):
         read_pretrained(config(tmp_path, tmp_path / "weights.pt"))
-
-
-def test_texts_that_the_vocabulary_does_not_contain_are_refused(tmp_path: Path) -> None:
-    checked = config(tmp_path, write_encoder(tmp_path / "bert"))
-    write_sentences(tmp_path, training=4, evaluation=4)
-    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nquidquid agis prudenter agas et respice finem\t1\n")
-    pretrained = read_pretrained(checked)
-    with pytest.raises(DataError, match=r"dev\.tsv: 78 % of the tokens are unknown to the vocabulary"):
-        read_task(checked.data, pretrained.tokenizer)

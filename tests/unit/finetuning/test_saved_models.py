@@ -1,9 +1,9 @@
-"""Transformers loads a tuned model with the same outputs; with several seeds, the requested ones are saved."""
+"""Transformers loads a tuned model with the same outputs."""
 
 import io
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 import torch
 from finetuning_tasks import finetune_config, write_encoder, write_pairs, write_questions, write_scores, write_sentences
 from rich.console import Console
-from study_files import seed_result
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -21,10 +20,10 @@ from transformers import (
 )
 
 from evenpack.errors import BackendError, ConfigError, RunError
+from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
 from evenpack.finetuning.model import FinetunedModel, Pretrained, read_pretrained
-from evenpack.finetuning.results import Summary, summarise
-from evenpack.finetuning.run import SavedModels, finetune, new_finetuned
+from evenpack.finetuning.run import finetune, new_finetuned, save_model
 from evenpack.finetuning.train import Finetuning
 from evenpack.models import huggingface
 from evenpack.progress import Progress
@@ -53,10 +52,10 @@ def changed(model: FinetunedModel) -> FinetunedModel:
 def test_transformers_loads_it_with_equal_outputs(task: str, kind: str, tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "encoder", kind)
     config = finetune_config(task, WRITERS[task](tmp_path / "task"), encoder, tmp_path / "out")
-    config = config.model_copy(update={"run": config.run.model_copy(update={"save_models": "all"})})
+    config = config.model_copy(update={"run": config.run.model_copy(update={"save_models": True})})
     pretrained = read_pretrained(config)
     model = changed(new_finetuned(config, pretrained, 0))
-    SavedModels(config=config, tokenizer=pretrained.tokenizer).save(model, 0)
+    save_model(config, pretrained.tokenizer, model, 0)
     auto: Any = AutoModelForQuestionAnswering if task == "squad" else AutoModelForSequenceClassification
     theirs, report = auto.from_pretrained(tmp_path / "out" / "seed_0", output_loading_info=True)
     assert {key: list(value) for key, value in report.items() if value} == {}
@@ -89,9 +88,9 @@ def outputs_and_sequences(
 def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "bert")
     config = finetune_config("rte", write_pairs(tmp_path / "task", rows=9), encoder, tmp_path / "out")
-    config = config.model_copy(update={"run": config.run.model_copy(update={"save_models": "all"})})
+    config = config.model_copy(update={"run": config.run.model_copy(update={"save_models": True})})
     pretrained = read_pretrained(config)
-    SavedModels(config=config, tokenizer=pretrained.tokenizer).save(new_finetuned(config, pretrained, 0), 0)
+    save_model(config, pretrained.tokenizer, new_finetuned(config, pretrained, 0), 0)
     values = json.loads((tmp_path / "out" / "seed_0" / "config.json").read_text())
     assert values["architectures"] == ["BertForSequenceClassification"]
     assert values["id2label"] == {"0": "entailment", "1": "not_entailment"}
@@ -105,61 +104,46 @@ def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> No
     assert encoded["token_type_ids"] == [int(index >= sequences.first_lengths[0]) for index in range(length)]
 
 
-class TestWhichModelsAreKept:
-    """With three seeds, seed 2 has the median result."""
+def saving_config(tmp_path: Path) -> FinetuneConfig:
+    task = write_sentences(tmp_path / "task", training=9, evaluation=4)
+    config = finetune_config("sst2", task, write_encoder(tmp_path / "bert"), tmp_path / "out")
+    return config.model_copy(update={"run": config.run.model_copy(update={"save_models": True, "seeds": (0, 1)})})
 
-    @staticmethod
-    def summary() -> Summary:
-        results = [seed_result(seed, accuracy) for seed, accuracy in enumerate((0.9, 0.5, 0.7))]
-        return summarise("SST-2", "accuracy", results, settings={}, guesses={})
 
-    @staticmethod
-    def models(tmp_path: Path, save_models: str | None) -> tuple[SavedModels, FinetunedModel]:
-        encoder = tmp_path / "bert"
-        if not encoder.exists():
-            write_encoder(encoder)
-        config = finetune_config("sst2", tmp_path, encoder, tmp_path / "out")
-        run = config.run.model_copy(update={"save_models": save_models, "seeds": (0, 1, 2)})
-        config = config.model_copy(update={"run": run})
-        pretrained = read_pretrained(config)
-        return SavedModels(config=config, tokenizer=pretrained.tokenizer), new_finetuned(config, pretrained, 0)
-
-    @pytest.mark.parametrize(("asked", "kept"), [("all", [0, 1, 2]), ("median", [2]), (None, [])])
-    def test_those_that_are_requested(self, asked: str | None, kept: list[int], tmp_path: Path) -> None:
-        models, model = self.models(tmp_path, asked)
-        assert models.missing(self.summary()) == kept
-        for seed in range(3):
-            models.save(model, seed)
-        assert models.missing(self.summary()) == []
-        models.settle(self.summary())
-        folders = sorted((tmp_path / "out").iterdir()) if asked else []
-        assert [path.name for path in folders] == [f"seed_{seed}" for seed in kept]
-
-    def test_a_model_that_was_not_saved_is_missing_until_its_seed_is_trained_again(self, tmp_path: Path) -> None:
-        models, model = self.models(tmp_path, "median")
-        models.save(model, 0)
-        assert models.missing(self.summary()) == [2]
-        models.save(model, 2)
-        models.settle(self.summary())
-        everyone, _ = self.models(tmp_path, "all")
-        assert everyone.missing(self.summary()) == [0, 1]
-        assert self.models(tmp_path, "median")[0].missing(self.summary()) == []
+def test_each_seed_has_its_model_and_is_trained_again_without_it(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    config = saving_config(tmp_path)
+    without = config.model_copy(update={"run": config.run.model_copy(update={"save_models": False})})
+    trained: list[list[str]] = []
+    for asked in (without, config, config):
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("seed_*")}
+        with Progress(Console(file=io.StringIO())) as progress:
+            finetune(asked, progress, hold=lambda _: nullcontext())
+        after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("seed_*")}
+        trained.append(sorted(path.name for path in after if before.get(path) != after[path]))
+    results, folders = ["seed_0.json", "seed_1.json"], ["seed_0", "seed_1"]
+    assert trained == [results, sorted([*results, *folders]), []]
 
 
 def test_a_family_without_such_a_model_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, model = TestWhichModelsAreKept.models(tmp_path, "median")
-    bare = huggingface.mapping_of(model.encoder.config)
+    config = saving_config(tmp_path)
+    bare = huggingface.mapping_of(read_pretrained(config).section)
     monkeypatch.setattr(huggingface, "mapping_of", lambda config: type(bare)(**vars(bare) | {"task_models": {}}))
-    with pytest.raises(ConfigError, match="no model of family 'bert' with a head of kind 'sequence'"):
-        models.require(model.encoder.config)
+    with (
+        pytest.raises(ConfigError, match="no model of family 'bert' with a head of kind 'sequence'"),
+        Progress(Console(file=io.StringIO())) as progress,
+    ):
+        finetune(config, progress, hold=lambda _: pytest.fail("the folder would be made"))
 
 
 def test_a_disk_that_fills_is_named(
     tmp_path: Path, files_of_at_most: Callable[[int], AbstractContextManager[None]]
 ) -> None:
-    models, model = TestWhichModelsAreKept.models(tmp_path, "all")
+    config = saving_config(tmp_path)
+    pretrained = read_pretrained(config)
+    model = new_finetuned(config, pretrained, 0)
     with files_of_at_most(20_000), pytest.raises(RunError, match=rf"^{tmp_path}/out/seed_1 cannot be written: .*large"):
-        models.save(model, 1)
+        save_model(config, pretrained.tokenizer, model, 1)
     assert not any((tmp_path / "out").iterdir())
 
 

@@ -372,15 +372,15 @@ def test_without_a_checkpoint_there_is_nothing_to_evaluate_or_export(command: st
     assert "run `evenpack train` with this run file first" in done.stderr
 
 
-@pytest.mark.parametrize("named", ["0", "newest"])
-def test_a_checkpoint_is_named_by_its_step_or_as_the_best(named: str, run_file: Path) -> None:
+@pytest.mark.parametrize("named", ["0", "best"])
+def test_a_checkpoint_is_named_by_its_step(named: str, run_file: Path) -> None:
     done = evenpack("evaluate", run_file, f"--checkpoint={named}")
     assert done.code == 2
-    assert f"expected a step, from 1, or best, found '{named}'" in " ".join(done.stderr.replace("│", "").split())
+    assert f"expected a step, from 1, found '{named}'" in " ".join(done.stderr.replace("│", "").split())
 
 
-def test_the_best_of_no_checkpoints_is_an_error(prepared: Path) -> None:
-    done = evenpack("evaluate", prepared, "--checkpoint", "best")
+def test_a_step_of_no_checkpoints_is_an_error(prepared: Path) -> None:
+    done = evenpack("evaluate", prepared, "--checkpoint", "1")
     assert done.code == 2
     assert "there is no checkpoint in" in done.stderr
 

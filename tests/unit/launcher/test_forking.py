@@ -31,7 +31,6 @@ def test_kinds_and_keys_of_others_are_kept(tmp_path):
         "llama",
         tmp_path,
         data={"sources": {"a": {"kind": "builtin", "weight": 3}, "b": {"kind": "jsonl", "path": "b.jsonl"}}},
-        training={"validation_weights": {"b": 0.5}},
         optimizer={"kind": "lamb"},
         schedule={"kind": "wsd", "decay_steps": 0},
         deepspeed={"extra": {"comms_logger": {"enabled": True}, "steps": 3}},
@@ -59,7 +58,6 @@ def test_the_data_is_beside_the_checkpoint_or_where_the_run_file_has_it(tmp_path
         config=trunk.model_dump(mode="json"),
         reached_accuracy=None,
         samples=0,
-        validation_loss=None,
     )
     (tmp_path / place / "data").mkdir(parents=True)
     parent = ParentSection(run=tmp_path / ("moved" if has_moved else "fork"), step=3)
@@ -96,7 +94,6 @@ def test_a_fork_of_a_fork_at_its_first_step_has_the_run_file_of_the_fork(tmp_pat
         config=run_config(run_values("llama", tmp_path)).model_dump(mode="json"),
         reached_accuracy=None,
         samples=0,
-        validation_loss=None,
     )
     for step, decay in ((3, 0.25), (4, None)):
         checkpoint = Checkpoint(path=tmp_path, state=replace(state, step=step), files=(), saved_at=0.0)

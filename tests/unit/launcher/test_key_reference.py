@@ -37,7 +37,6 @@ WITHOUT_UNIT = {
     "zero_stage",
     "end_of_text_id",
     "smoothing",
-    "validation_weights",
     "skip_steps",
     "options",
 }

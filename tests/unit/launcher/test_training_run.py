@@ -118,7 +118,6 @@ def test_a_resume_that_ranks_would_refuse_starts_none(
         config=config.model_dump(mode="json"),
         reached_accuracy=None,
         samples=0,
-        validation_loss=None,
     )
     write_manifest(path, state, [])
     started: list[LaunchPlan] = []

@@ -120,7 +120,6 @@ def state(training: dict[str, Any], fingerprint: str = "f") -> TrainState:
         config={"run": {"name": "a", "seed": 1}, "training": training},
         samples=0,
         reached_accuracy=None,
-        validation_loss=None,
     )
 
 
@@ -131,10 +130,8 @@ def test_a_run_resumes_with_steps_of_the_same_kind_and_size() -> None:
     of_sequences = state({**common, "batching": "sequences", "sequences_per_step": 24, "assignment": None})
     another_assignment = {**common, "batching": "sequences", "sequences_per_step": 24, "assignment": "max_tokens"}
     compare_run_files(of_sequences, {"training": another_assignment})
-    with pytest.raises(CheckpointError, match=r"7 steps of 24 sequences.*is 48.*sequence that.*sequences_per_step=24"):
+    with pytest.raises(CheckpointError, match=r"7 steps of 24, .*sequences_per_step is 48"):
         compare_run_files(of_sequences, {"training": {**another_assignment, "sequences_per_step": 48}})
-    with pytest.raises(CheckpointError, match=r"7 steps of packs, this run's training\.batching is sequences"):
-        compare_run_files(of_packs, {"training": another_assignment})
     with pytest.raises(CheckpointError, match=r"\(seed 1, steps of packs\).*data, seed and training\.batching have g"):
         require_fingerprint(of_packs, "g", of_packs.config)
 

@@ -28,7 +28,6 @@ def state_at(step: int, config: RunConfig) -> TrainState:
         cost_weights=CostWeights(per_token=1.0, per_squared_length=1.0, per_segment=0.0),
         config=config.model_dump(mode="json"),
         reached_accuracy=None,
-        validation_loss=None,
         samples=0,
     )
 

@@ -30,7 +30,7 @@ from evenpack.engine.checkpoints.files import (
     remove_checkpoint,
     write_manifest,
 )
-from evenpack.engine.checkpoints.keeping import KeepPolicy, best_step, whole_by_size
+from evenpack.engine.checkpoints.keeping import KeepPolicy, whole_by_size
 from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.checkpoints.weights import load_model_weights
@@ -78,7 +78,6 @@ def train_state(step: int) -> TrainState:
         config={"run": {"name": "small", "seed": 42}, "training": {"gradient_clipping": None, "batching": "packs"}},
         samples=0,
         reached_accuracy=None,
-        validation_loss=None,
     )
 
 
@@ -236,7 +235,7 @@ class TestSave:
         assert names(tmp_path) == [".latest.swp", "latest", "notes", "step_000007", "step_3"]
 
     def test_a_conversion_makes_room_before_the_first_save_writes(self, tmp_path: Path):
-        (tmp_path / ".universal" / "step_000001" / "zero").mkdir(parents=True)
+        (tmp_path / ".universal" / "3f" / "zero").mkdir(parents=True)
         seen: list[bool] = []
 
         class Looking(FileEngine):
@@ -261,27 +260,17 @@ class TestSave:
         assert found.step == 1
         assert (tmp_path / "latest").read_text() == "step_000001\n"
 
-    @pytest.mark.parametrize(
-        ("still_full", "cause"),
-        [(True, r"File too large \(torch says: "), (False, "not written to its end, as by a disk that was full .*")],
-    )
-    def test_a_file_that_torch_could_not_write_to_its_end_is_explained_by_the_disk(
-        self, tmp_path: Path, still_full: bool, cause: str
-    ) -> None:
+    def test_a_file_that_torch_could_not_write_to_its_end_is_told_in_one_line(self, tmp_path: Path) -> None:
         writer = save_steps(tmp_path, 1)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
         class LargeFiles(FileEngine):
             def save_checkpoint(self, save_dir: str, **_: Any) -> None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))  # as a disk that takes no more
-                try:
-                    torch.save(torch.zeros(1_000_000), Path(save_dir) / "weights.pt")
-                finally:
-                    if not still_full:
-                        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+                torch.save(torch.zeros(1_000_000), Path(save_dir) / "weights.pt")
 
         try:
-            with pytest.raises(SaveError, match=rf"{cause}.*unexpected pos.*\)") as caught:
+            with pytest.raises(SaveError, match=r"GB free there\).*unexpected pos") as caught:
                 writer.save(LargeFiles(), train_state(2))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -440,7 +429,7 @@ class TestUnjudged:
         before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
         looks: list[Callable[[], Any]] = [lambda: newest_whole(directory, SOLO), lambda: whole_at(directory, 3, SOLO)]
         if (call, part) in UNREADABLE:  # it reads no file to its end
-            looks.append(lambda: best_step(directory))
+            looks.append(lambda: whole_by_size(directory))
         for look in looks:
             with monkeypatch.context() as patch:
                 refuse(patch, call, part, number)
@@ -492,10 +481,7 @@ class TestUnjudged:
         with pytest.raises(UnjudgedCheckpointError, match=r"mp_rank_00_model_states.pt cannot be read .*Input/output"):
             load_checkpoint(BadDisk(), read_manifest(tmp_path / "step_000001"), SOLO)
 
-    @pytest.mark.parametrize("read", [load_model_weights, lambda found: load_checkpoint(FileEngine(), found, SOLO)])
-    def test_a_file_that_may_not_be_opened_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Checkpoint], Any]
-    ):
+    def test_a_file_that_may_not_be_opened_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         save_steps(tmp_path, 1)
         checkpoint = read_manifest(tmp_path / "step_000001")
 
@@ -505,7 +491,7 @@ class TestUnjudged:
         monkeypatch.setattr("torch.serialization._open_file_like", refuse_to_open)
         monkeypatch.setattr("torch._C.PyTorchFileReader", refuse_to_open)
         with pytest.raises(UnjudgedCheckpointError, match=r"mp_rank_00_model_states.pt cannot be read .*Too many open"):
-            read(checkpoint)
+            load_model_weights(checkpoint)
 
 
 class TestOfOthers:
@@ -572,17 +558,7 @@ class TestLoad:
         assert (group["weight_decay"], group["betas"]) == (0.5, (0.9, 0.999))
         assert group["params"] == [torch.zeros(1)]
 
-    @pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
-    def test_a_file_that_would_run_code_is_named_before_deepspeed_reads_it(self, tmp_path: Path, name: str):
-        save_steps(tmp_path, 1)
-        checkpoint = forged(tmp_path / "step_000001", name, RunsWhenRead(tmp_path / "ran"))
-        engine = FileEngine()
-        with pytest.raises(CheckpointError, match=rf"step_000001: {name} requires posix.mkdir when it is read"):
-            load_checkpoint(engine, checkpoint, SOLO)
-        assert engine.loaded is None
-        assert not (tmp_path / "ran").exists()
-
-    def test_no_code_is_run_even_where_nobody_has_looked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_no_code_is_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         save_steps(tmp_path, 1)
         checkpoint = forged(tmp_path / "step_000001", "unlisted.bin", RunsWhenRead(tmp_path / "ran"))
         engine = FileEngine()
@@ -599,12 +575,6 @@ class TestLoad:
         assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
         load_as_deepspeed_does(str(tmp_path), tag="step_000001")
         assert (tmp_path / "ran").exists()  # so the file does what it is said to do
-
-    def test_a_pickle_that_torch_did_not_write_is_named(self, tmp_path: Path):
-        save_steps(tmp_path, 1)
-        checkpoint = forged(tmp_path / "step_000001", "mp_rank_00_model_states.pt", b"no pickle")
-        with pytest.raises(CheckpointError, match=r"model_states\.pt is not in the form of torch\.save"):
-            load_checkpoint(FileEngine(), checkpoint, SOLO)
 
     @pytest.mark.parametrize(
         ("number", "expected"),
@@ -714,10 +684,8 @@ def test_steps_of_another_size_are_refused_and_other_changes_are_reported_once(c
     (record,) = caplog.records
     assert "since step 7" in record.getMessage()
     assert "optimizer.weight_decay: 0.1 -> 0.2" in record.getMessage()
-    with pytest.raises(CheckpointError, match=r"7 steps of 64 packs.*is 128.*packs_per_step=64"):
+    with pytest.raises(CheckpointError, match=r"7 steps of 64, this run's training.packs_per_step is 128.*{step: 8, "):
         compare_run_files(state, state.config | {"training": training | {"packs_per_step": 128}})
-    with pytest.raises(CheckpointError, match=r"is 128.*Restore the training.packs_per_step and packing_adjustment"):
-        compare_run_files(state, {"training": training | {"packs_per_step": 128}}, has_fewer_accumulations=True)
     with pytest.raises(CheckpointError, match=r"(?s)another network or optimizer.*optimizer\.kind: None -> lamb"):
         compare_run_files(state, state.config | {"optimizer": {"kind": "lamb", "weight_decay": 0.1}})
 

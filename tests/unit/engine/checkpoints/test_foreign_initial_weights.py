@@ -174,7 +174,6 @@ def test_entries_in_place_of_padding_are_recognised_by_the_vocabulary_file(tmp_p
 def test_other_rows_beyond_the_vocabulary_are_another_vocabulary(tmp_path: Path, rows: int) -> None:
     message = refusal(make_model(), save(nvidia_weights(rows=rows), tmp_path / "ckpt.pt"), tmp_path)
     assert f"bert.embeddings.word_embeddings.weight: expected shape (203, 8), found ({rows}, 8)" in message
-    assert f"The vocabulary there has {rows} entries, this run's 203" in message
 
 
 def test_tensorflow_does_not_fill_up_so_more_rows_are_another_vocabulary(tmp_path: Path) -> None:
@@ -183,11 +182,9 @@ def test_tensorflow_does_not_fill_up_so_more_rows_are_another_vocabulary(tmp_pat
     assert "cls/predictions/output_bias: expected shape (197,), found (203,)" in message
 
 
-def test_too_few_or_too_many_positions_say_what_to_do(tmp_path: Path) -> None:
+def test_too_few_positions_are_refused(tmp_path: Path) -> None:
     message = refusal(make_model(rows=32), BERT, tmp_path)
     assert "bert/embeddings/position_embeddings: expected shape (32, 8), found (24, 8)" in message
-    assert "train the earlier run with model.max_positions=32" in message
-    assert "Set model.max_positions=24" in refusal(make_model(rows=16), BERT, tmp_path)
 
 
 def test_missing_and_surplus_layers_and_heads_are_named_as_they_are_called_there(tmp_path: Path) -> None:

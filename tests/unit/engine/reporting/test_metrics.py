@@ -166,8 +166,8 @@ class TestCutBack:
             MetricsLog.resume(path, step=0).close()
             assert path.read_bytes() == b""
         assert [read_metrics(tmp_path / f"metrics.kept_{n}.jsonl")[-1]["step"] for n in (1, 2)] == [3, 5]
-        assert "there is no checkpoint" in caplog.messages[0]
-        assert "has steps up to 5: it is kept as metrics.kept_2.jsonl" in caplog.messages[1]
+        assert "begins after step 0" in caplog.messages[0]
+        assert "is kept as metrics.kept_2.jsonl" in caplog.messages[1]
 
     def test_a_new_run_has_nothing_to_keep(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         for text in (None, "", '{"step": 1, "torn'):
@@ -178,25 +178,18 @@ class TestCutBack:
             assert (tmp_path / "metrics.jsonl").read_bytes() == b""
         assert not caplog.records
 
-    def test_steps_that_a_log_lacks_are_reported_and_what_would_be_cut_away_is_kept(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ):
+    def test_steps_that_a_log_lacks_are_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         path = tmp_path / "metrics.jsonl"
         write_steps(path, range(1, 4))
         write_steps(path, range(6, 13))
-        before = path.read_bytes()
         MetricsLog.resume(path, step=10).close()
         (message,) = caplog.messages
-        assert "lacks 2 of the 10 steps before the checkpoint, the first of them step 4" in message
-        assert "kept as metrics.kept_1.jsonl" in message
-        assert (tmp_path / "metrics.kept_1.jsonl").read_bytes() == before
+        assert "lacks 2 steps before the checkpoint" in message
         assert sorted({record["step"] for record in read_metrics(path)}) == [1, 2, 3, 6, 7, 8, 9, 10]
-        MetricsLog.resume(path, step=10).close()  # nothing is cut away now, so nothing needs to be kept
-        assert len(list(tmp_path.iterdir())) == 2
 
     def test_a_log_that_is_gone_is_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         MetricsLog.resume(tmp_path / "metrics.jsonl", step=7).close()
-        assert "lacks 7 of the 7 steps" in caplog.text
+        assert "lacks 7 steps" in caplog.text
 
     def test_a_whole_log_is_resumed_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         write_steps(tmp_path / "metrics.jsonl", range(1, 9))

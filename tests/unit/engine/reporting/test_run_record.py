@@ -48,7 +48,6 @@ def test_a_broken_record_is_named_to_readers_and_no_obstacle_to_training(tmp_pat
     with pytest.raises(DataError, match=r"run.json is not in the form that `evenpack train` writes \(the whole file\)"):
         read_run_record(tmp_path)
     assert earlier_starts(tmp_path, 5) == ()
-    assert [path.name for path in tmp_path.iterdir()] == ["run.kept_1.json"], "its starts may still be read by somebody"
 
 
 def test_a_record_that_cannot_be_read_now_keeps_its_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

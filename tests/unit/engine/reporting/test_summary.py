@@ -1,8 +1,17 @@
 """summary.json has the results of a run."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from evenpack.engine.reporting.summary import computed_alike, whole_steps
+from evenpack.engine.build import Start
+from evenpack.engine.parts.metrics_writer import MetricsWriter
+from evenpack.engine.reporting.metrics import METRICS
+from evenpack.engine.reporting.summary import computed_alike
+from evenpack.errors import DataError
+from evenpack.testing import run_config, run_values
 
 
 def test_a_rate_is_of_the_steps_that_as_many_ranks_computed_as_the_last() -> None:
@@ -11,16 +20,12 @@ def test_a_rate_is_of_the_steps_that_as_many_ranks_computed_as_the_last() -> Non
     assert computed_alike([]) == []
 
 
-def test_a_record_in_whose_keys_a_bit_has_changed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    every = {"tokens": 9, "slots": 10, "sequences": 2}
-    trained = {**every, "loss": 1.0, "tokens_per_second": 3.0, "step_seconds": 3.0}
-    whole = [{"step": 1, **trained}, {"step": 2, **every, "skipped": {"packs": 1, "sequences": 2, "tokens": 9}}]
-    damaged = [
-        {"step": 3, **{key.replace("lot", "lou"): value for key, value in trained.items()}},
-        {"step": 4, **every},
-        {"step": 5, **every, "skipped": {"packr": 1, "sequences": 2, "tokens": 9}},
-    ]
-    assert whole_steps([*whole, *damaged]) == whole
-    assert "the record of step 3 in the log is damaged" in caplog.text
-    assert "step 4" in caplog.text
-    assert "step 5" in caplog.text
+def test_a_record_in_whose_keys_a_bit_has_changed_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text('{"step": 1, "tokens": 9, "slotr": 10, "sequences": 2}\n')
+    writer = object.__new__(MetricsWriter)
+    writer._run = object.__new__(Start)
+    config = run_config(run_values("gpt2", tmp_path, run={"output_dir": str(tmp_path)}))
+    object.__setattr__(writer._run, "resolved", SimpleNamespace(config=config))
+    writer._metrics = cast(Any, "open")
+    with pytest.raises(DataError, match=r"metrics\.jsonl is damaged .*'slots'.*: mend or remove its line"):
+        writer.summarise("finished", 1, reached_accuracy=None)

@@ -14,9 +14,7 @@ from windowed_models import layers_with_windows, with_windows
 import evenpack
 from evenpack.data.order.step_plan import PackStatistics, StepPlanner, item_costs
 from evenpack.data.order.step_shape import CostWeights
-from evenpack.engine.build import find_start
-from evenpack.engine.checkpoints.continuation import compare_run_files
-from evenpack.engine.checkpoints.files import TrainState
+from evenpack.engine.build import build_at, find_start
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.cost_weights import operation_weights
@@ -181,29 +179,6 @@ def test_costs_are_balanced_where_the_ranks_of_a_stage_wait(config: RunConfig) -
     assert balanced == {0: False, 1: False, 2: True, 3: True}
 
 
-def test_a_run_that_resumes_keeps_its_cost_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    step: dict[str, Any] = {"layout": "packed", "batching": "packs", "skip_steps": [], "packs_per_step": 8}
-    training = {**step, "cost_model": None}
-    state = TrainState(
-        step=7,
-        fingerprint="f" * 32,
-        world_size=1,
-        zero_stage=0,
-        cost_weights=SQUARES,
-        config={"training": training},
-        samples=0,
-        reached_accuracy=None,
-        validation_loss=None,
-    )
-    compare_run_files(state, {"training": training})
-    assert not caplog.records
-    compare_run_files(state, {"training": training | {"cost_model": "h100.json"}})
-    (message,) = caplog.messages
-    assert message.startswith("training.cost_model is now h100.json and has no effect")
-    assert "per_squared_length 1," in message
-
-
 def test_a_run_that_resumes_in_another_layout_assigns_by_the_weights_of_that(
     world: World, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,12 +190,10 @@ def test_a_run_that_resumes_in_another_layout_assigns_by_the_weights_of_that(
     path = write_cost_model(tmp_path)
     start = find_start(open_run(changed(packed, training={"cost_model": path})), world)
     assert start.resolved.shape.cost_weights == SQUARES
-    assert "has no effect" in caplog.text
+    assert "nor cost_model in the same layout" in caplog.text
     unpadded = changed(packed, training={"layout": "unpadded"})
     weights = find_start(open_run(unpadded), world).resolved.shape.cost_weights
     assert weights == open_run(unpadded).shape.cost_weights != SQUARES
-    caplog.clear()
     given = changed(packed, training={"layout": "unpadded", "cost_model": path})
-    assert find_start(open_run(given), world).resolved.shape.cost_weights.per_token == 2e-6
-    assert "has no effect" not in caplog.text
+    assert build_at(find_start(open_run(given), world)).start.resolved.shape.cost_weights.per_token == 2e-6
     assert "training.cost_model: None ->" in caplog.text
