@@ -1,24 +1,20 @@
 """Tables, read a part at a time: one reader for each format, for corpora of text columns and for tables of lengths.
 
 ParquetTable    by row groups, only the requested columns
-ArrowTable      by record batches, mapped into memory: streams, as `datasets` writes, and files with a footer
 CsvTable        .csv, .tsv, with a header row
 JsonlTable      one JSON object per line
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.ipc
 import pyarrow.parquet
 
 from evenpack.data.sources.corpus import encode_text
@@ -33,10 +29,6 @@ _READ_BYTES = 1 << 20
 """Bytes of a column read at once, so that a row group of any size takes the memory of a few pages."""
 _LONG_BYTES_AT_ONCE = 1 << 23
 """Bytes of lists and texts at once, where `LONG_ROWS_AT_ONCE` of them would be more."""
-_FOOTER_MAGIC = b"ARROW1"
-_MESSAGE = b"\xff\xff\xff\xff"
-"""The bytes that begin every message of a stream since Arrow 0.15."""
-_END_OF_STREAM = _MESSAGE + b"\0\0\0\0"
 _CSV_BLOCK_BYTES = 1 << 24
 """Bytes of a block, which limit the length of a row."""
 _JSONL_BLOCK_BYTES = 1 << 20
@@ -83,37 +75,27 @@ class Table(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Rows that a file stores together, and that can be read without the earlier ones."""
+    """The rows of a row group, which can be read without the earlier ones."""
 
     rows: int
     weight: int
-    """Bytes of the requested columns, stored or in memory: in proportion to the bytes of the file's other blocks."""
+    """Stored bytes of the requested columns."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _OpenedBlock:
-    """A block that is being read."""
-
-    rows: int
-    bytes_read: int
-    """Bytes of the file up to its end."""
-    slices: Iterable[Any]
-    """Its rows as `pyarrow.RecordBatch`, one after another; nothing is read before the first is asked for."""
-
-
-class BlockTable(ABC):
-    """A table whose rows are in blocks and have types that are known beforehand."""
+class ParquetTable:
+    """A .parquet file, read by row groups, in slices."""
 
     untyped = False
-    format_name: str
-    """Name for people."""
-    _schema: Any
-    """The `pyarrow.Schema` of the file, which may have several columns of one name."""
 
     def __init__(self, path: Path) -> None:
-        """Takes the path of the file."""
+        """Reads the footer. Raises: DataError if there is none."""
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
+        with arrow_errors_as_data_errors(self.origin, "parquet"):
+            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
+            self._schema = self._file.schema_arrow
+        metadata = self._file.metadata
+        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -138,46 +120,40 @@ class BlockTable(ABC):
         """Returns those of these columns that exist once and hold texts."""
         return tuple(name for name in names if self._schema.names.count(name) == 1 and is_text(self.schema[name]))
 
-    @abstractmethod
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """Returns all blocks, in order. Raises: DataError."""
+        """Returns all row groups, in order."""
+        return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in self._groups)
 
-    @abstractmethod
-    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
-        """Yields the blocks from number `first` on."""
-
-    def rows(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        stop: int | None = None,
-        first_block: int = 0,
-        first_row: int = 0,
-    ) -> Iterator[Rows]:
-        """Yields rows from number `start` on, up to `stop`; blocks that hold none of them are not read.
-
-        Blocks before `first_block`, which begins with row `first_row`, are not even counted.
-        """
-        row, bytes_before = first_row, 0
-        with arrow_errors_as_data_errors(self.origin, self.format_name):
-            for block in self._opened(columns, first_block):
-                end = row + block.rows
-                asked = range(start, end if stop is None else stop)
-                for batch in block.slices if _overlap(row, block.rows, asked) else ():
-                    found = _overlap(row, len(batch), asked)
-                    if found:
+    def rows(self, columns: Sequence[str], *, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        """Yields rows from number `start` on, up to `stop`; row groups that hold none of them are not read."""
+        count = self._file.metadata.num_rows
+        asked = range(start, count if stop is None else stop)
+        row = 0
+        with arrow_errors_as_data_errors(self.origin, "parquet"):
+            for number, group in enumerate(self._groups):
+                end = row + group.num_rows
+                for batch in self._slices(columns, number) if _overlap(row, group.num_rows, asked) else ():
+                    if found := _overlap(row, len(batch), asked):
                         some = batch.slice(found.start - row, len(found))
                         yield Rows(
                             columns=tuple(some.column(name) for name in columns),
                             place=row_namer(self.origin, found.start),
-                            bytes_read=bytes_before
-                            + (block.bytes_read - bytes_before) * (found.stop - end + block.rows) // block.rows,
+                            bytes_read=self.total_bytes * found.stop // count,
                         )
                     row += len(batch)
-                row, bytes_before = end, block.bytes_read
-                if stop is not None and row >= stop:
-                    return
+                row = end
+
+    def _slices(self, columns: Sequence[str], number: int) -> Iterator[Any]:
+        at_once = ROWS_AT_ONCE
+        if not all(pa.types.is_primitive(self.schema[name]) for name in columns):
+            mean_bytes = int(self._groups[number].total_byte_size) // int(self._groups[number].num_rows)
+            at_once = min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
+        yield from self._file.iter_batches(at_once, columns=list(columns), row_groups=[number])
+
+
+def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
+    chunks = (group.column(index) for index in range(group.num_columns))
+    return sum(int(chunk.total_compressed_size) for chunk in chunks if chunk.path_in_schema in columns)
 
 
 def _overlap(first: int, count: int, asked: range) -> range:
@@ -204,119 +180,6 @@ def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]
         yield
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:  # Arrow's own for damaged pages
         raise DataError(f"{origin} is not readable as {format_name}: {error}") from error
-
-
-class ParquetTable(BlockTable):
-    """A .parquet file, read by row groups, in slices."""
-
-    format_name = "parquet"
-
-    def __init__(self, path: Path) -> None:
-        """Reads the footer. Raises: DataError if there is none."""
-        super().__init__(path)
-        with arrow_errors_as_data_errors(self.origin, self.format_name):
-            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
-            self._schema = self._file.schema_arrow
-        metadata = self._file.metadata
-        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-
-    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in self._groups)
-
-    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
-        ends = list(accumulate(group.num_rows for group in self._groups))
-        for number in range(first, len(ends)):
-            yield _OpenedBlock(
-                rows=self._groups[number].num_rows,
-                bytes_read=self.total_bytes * ends[number] // max(1, ends[-1]),
-                slices=self._slices(columns, number),
-            )
-
-    def _slices(self, columns: Sequence[str], number: int) -> Iterator[Any]:
-        at_once = ROWS_AT_ONCE
-        if not all(pa.types.is_primitive(self.schema[name]) for name in columns):
-            mean_bytes = int(self._groups[number].total_byte_size) // int(self._groups[number].num_rows)
-            at_once = min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
-        yield from self._file.iter_batches(at_once, columns=list(columns), row_groups=[number])
-
-
-def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
-    chunks = (group.column(index) for index in range(group.num_columns))
-    return sum(int(chunk.total_compressed_size) for chunk in chunks if chunk.path_in_schema in columns)
-
-
-class ArrowTable(BlockTable):
-    """A file of record batches, mapped into memory: skipped batches are not read, unless they are compressed."""
-
-    format_name = "Arrow"
-
-    def __init__(self, path: Path) -> None:
-        """Reads the schema. Raises: DataError if there is none, or if a stream has no end."""
-        super().__init__(path)
-        self._has_footer = _begins_with(path, _FOOTER_MAGIC)
-        with arrow_errors_as_data_errors(self.origin, self.format_name), pa.memory_map(self.origin) as source:
-            self._schema = self._reader(source).schema
-        if _begins_with(path, _MESSAGE):
-            _require_end(path)
-
-    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        with arrow_errors_as_data_errors(self.origin, self.format_name):
-            return tuple(Block(rows=len(batch), weight=batch.nbytes) for batch, _ in self._batches(columns, 0))
-
-    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
-        for batch, bytes_read in self._batches(columns, first):
-            yield _OpenedBlock(rows=len(batch), bytes_read=bytes_read, slices=_checked_slices(batch))
-
-    def _batches(self, columns: Sequence[str], first: int) -> Iterator[tuple[Any, int]]:
-        """Yields record batches from number `first` on, each with the bytes of the file that are read then."""
-        fields = [self._schema.get_field_index(name) for name in columns]
-        with pa.memory_map(self.origin) as source:
-            reader = self._reader(source, pyarrow.ipc.IpcReadOptions(included_fields=fields))
-            if self._has_footer:
-                count = reader.num_record_batches
-                yield from ((reader.get_batch(n), self.total_bytes * (n + 1) // count) for n in range(first, count))
-            else:
-                yield from ((batch, source.tell()) for batch in islice(reader, first, None))
-
-    def _reader(self, source: Any, options: Any = None) -> Any:
-        return (pyarrow.ipc.open_file if self._has_footer else pyarrow.ipc.open_stream)(source, options=options)
-
-
-def _checked_slices(batch: Any) -> Iterator[Any]:
-    """Yields slices of a batch. Raises: pa.ArrowInvalid for offsets out of the file, which Arrow would follow."""
-    for begin in range(0, len(batch), LONG_ROWS_AT_ONCE):
-        some = batch.slice(begin, LONG_ROWS_AT_ONCE)
-        for column in some.columns:
-            _as_bytes(column).validate(full=True)
-        yield some
-
-
-def _as_bytes(values: Any) -> Any:
-    """Returns strings as bytes. The caller, who knows the row, checks one by one that they are UTF-8."""
-    type_ = values.type
-    if pa.types.is_dictionary(type_):
-        return pa.DictionaryArray.from_arrays(values.indices, _as_bytes(values.dictionary), safe=False)
-    if pa.types.is_string_view(type_):
-        return values.view(pa.binary_view())
-    if pa.types.is_large_string(type_):
-        return values.view(pa.large_binary())
-    return values.view(pa.binary()) if pa.types.is_string(type_) else values
-
-
-def _begins_with(path: Path, expected: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(expected)) == expected
-
-
-def _require_end(path: Path) -> None:
-    """Checks the end. Raises: DataError if a stream was cut off after a record batch, which Arrow would not notice."""
-    with path.open("rb") as file:
-        file.seek(-len(_END_OF_STREAM), 2)
-        if file.read() != _END_OF_STREAM:
-            raise DataError(
-                f"{path} does not end in the mark that closes an Arrow stream: it is truncated, or its writer was "
-                "interrupted; write it again"
-            )
 
 
 class CsvTable:

@@ -6,8 +6,7 @@ histogram.json            [n1, n2, ...] counts the sequences of length 1, 2, ...
 lengths.npy               one integer for each sequence, memory-mapped; or a histogram, if the options say so
 lengths.txt, or -         integers separated by spaces or lines (standard input for -); or a histogram
 *.parquet, .csv, .tsv,    a column of integers, of lists (each has its length), or of text, which a tokenizer measures;
-*.jsonl[.zst|.gz],        two columns of text are a pair
-*.arrow, .feather
+*.jsonl[.zst|.gz]         two columns of text are a pair
 FOLDER, NAME[:SUBSET]     the same of a dataset: a local folder, also one of save_to_disk, or of the hub; `glue:cola`
                           knows its columns
 glue:cola                 without options: the shipped histogram (cola, sst2, rte, wnli); with a folder
@@ -35,7 +34,6 @@ from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.histogram import MOST_SEQUENCES
 from evenpack.data.sequences import SequenceView, length_chunks
-from evenpack.data.sources.files import ARROW_SUFFIXES, saved_splits
 from evenpack.data.sources.lines import JSONL_SUFFIXES
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.files import expand_user
@@ -209,7 +207,7 @@ def _json(value: Any) -> str:
 GLUE = "glue:"
 """Prefix of the name of a task of GLUE."""
 
-_TABLE_SUFFIXES = (".parquet", *ARROW_SUFFIXES, ".csv", ".tsv", *JSONL_SUFFIXES)
+_TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *JSONL_SUFFIXES)
 _FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 
 
@@ -280,12 +278,10 @@ def _read_table(path: Path, options: SubjectOptions, progress: Progress) -> Leng
 
 
 def _open_table(path: Path, *, as_text: bool) -> "Table":
-    from evenpack.data.sources.tables import ArrowTable, CsvTable, JsonlTable, ParquetTable
+    from evenpack.data.sources.tables import CsvTable, JsonlTable, ParquetTable
 
     if path.name.endswith(JSONL_SUFFIXES):
         return JsonlTable(path)
-    if path.name.endswith(ARROW_SUFFIXES):
-        return ArrowTable(path)
     return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path, as_text=as_text)
 
 
@@ -303,11 +299,8 @@ def _read_glue(source: str, options: SubjectOptions, progress: Progress) -> Leng
 
 def _read_dataset(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
-    from evenpack.studies.lengths.rows import DatasetTable, SavedTable, count_table, known_columns
+    from evenpack.studies.lengths.rows import DatasetTable, count_table, known_columns
 
-    folder = expand_user(source)
-    if saved_splits(folder) is not None:
-        return count_table(SavedTable(folder, options.split), options, progress)
     known = known_columns(source)
     if known and options.tokenizer is None and options.column is None:
         raise _no_tokenizer(source, known)

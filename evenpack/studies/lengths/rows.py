@@ -1,12 +1,11 @@
 """Tables of rows whose columns have lengths: integers are lengths, lists have one, texts get one by a tokenizer.
 
-The rows of files come from `evenpack.data.sources.tables`; rows of saved folders, of datasets and of GLUE's own files
-are made into the same `Table` here.
+The rows of files come from `evenpack.data.sources.tables`; rows of datasets and of GLUE's own files are
+made into the same `Table` here.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +17,8 @@ from pyarrow import types
 
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.sources.files import saved_files, saved_splits
 from evenpack.data.sources.hub import load_rows
-from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, ArrowTable, Rows, Table, is_text, row_namer
+from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, Rows, Table, is_text, row_namer
 from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_task_rows
 from evenpack.data.tokenizers.loading import TokenCounter, load_token_counter
 from evenpack.errors import ConfigError, DataError
@@ -32,30 +30,6 @@ from evenpack.studies.lengths.options import SubjectOptions
 _GLUE = "nyu-mll/glue"
 Kind = Literal["number", "list", "text", "other"]
 log = logging.getLogger(__name__)
-
-
-class SavedTable:
-    """The files of a saved dataset, or of one of its splits, in order."""
-
-    untyped = False
-
-    def __init__(self, folder: Path, split: str | None) -> None:
-        """Opens a folder; of several splits `train` is the default. Raises: DataError if there is nothing to read."""
-        chosen = split or ("train" if saved_splits(folder) else None)
-        files = saved_files(folder, split=chosen, key="--split")
-        if not files:
-            raise DataError(f"{folder} lists no file: the data set is empty")
-        self.origin = f"{folder}, {chosen}" if chosen else str(folder)
-        self._tables = [ArrowTable(path) for path in files]
-        self.schema: dict[str, Any] = self._tables[0].schema
-        self.total_bytes = sum(table.total_bytes for table in self._tables)
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        bytes_before = 0
-        for table in self._tables:
-            for rows in table.rows(columns):
-                yield replace(rows, bytes_read=bytes_before + rows.bytes_read)
-            bytes_before += table.total_bytes
 
 
 class DatasetTable:

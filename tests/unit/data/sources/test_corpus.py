@@ -10,7 +10,6 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
-import pyarrow.feather
 import pyarrow.parquet
 import pytest
 import xxhash
@@ -213,7 +212,6 @@ def too_long(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
     for name, values in kinds.items():
         table = pa.table({"text": values})
         pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
-        pyarrow.feather.write_feather(table, folder / f"{name}.arrow")
     text = {"kind": "text", "path": "line.txt"}
     return {
         **{f"jsonl{suffix}": ({"kind": "jsonl", "path": f"a.jsonl{suffix}"}, f"a.jsonl{suffix}, line 2: a line")
@@ -222,8 +220,8 @@ def too_long(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
         "row": (text | {"rows": "lines"}, "line.txt, line 2: a line"),
         "paragraph": (text | {"path": "paragraph.txt", "document_separator": "blank_line"}, "line 6: a document"),
         "file": (text | {"path": "paragraph.txt"}, "paragraph.txt, line 3: a document"),
-        **{f"{name} {kind}": ({"kind": kind, "path": f"{name}.{kind}"}, f"{name}.{kind}, row 1 (from 0): a text")
-           for name in kinds for kind in ("parquet", "arrow")},
+        **{name: ({"kind": "parquet", "path": f"{name}.parquet"}, f"{name}.parquet, row 1 (from 0): a text")
+           for name in kinds},
         "hub": ({"kind": "hub", "name": "hub"}, "row 1 of hub: a text"),
     }  # fmt: skip
 
@@ -306,7 +304,7 @@ def test_the_builtin_corpus_is_the_same_in_every_process_and_has_no_duplicates()
     assert other.stdout == f"{identities[100:]} {documents[-1].bytes_read}\n"
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize("key", ["split", "Split", "partition"])
 @pytest.mark.parametrize("files", [1, 2])
 def test_rows_of_several_splits_are_refused_by_whichever_part_reads_others(
@@ -317,8 +315,6 @@ def test_rows_of_several_splits_are_refused_by_whichever_part_reads_others(
         path = tmp_path / f"{number}.{kind}"
         if kind == "parquet":
             pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
-        elif kind == "arrow":
-            pyarrow.feather.write_feather(pa.Table.from_pylist(rows), str(path), chunksize=3)
         else:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source: Any = TypeAdapter(Source).validate_python({"kind": kind, "path": tmp_path})
@@ -345,7 +341,7 @@ def test_a_partition_that_is_no_split_is_read(tmp_path: Path) -> None:
     assert len(texts(read(JsonlSource(kind="jsonl", path=tmp_path)))) == 3
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "hub"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
 @pytest.mark.parametrize(
     ("said", "is_refused"),
     [
@@ -364,8 +360,6 @@ def test_rows_that_say_other_splits_are_refused(
     path.parent.mkdir()
     if kind == "parquet":
         pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
-    elif kind == "arrow":
-        pyarrow.feather.write_feather(pa.Table.from_pylist(rows), str(path))
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     place = {"name": str(path.parent)} if kind == "hub" else {"path": path}
@@ -410,7 +404,7 @@ def test_files_that_datasets_puts_into_one_split_are_looked_at(
     if expected == "refused":
         message = refusal(source)
         assert "leads to files of several splits" in message
-        assert "in data.sources.wiki.path of kind jsonl, parquet, arrow or text" in message
+        assert "in data.sources.wiki.path of kind jsonl, parquet or text" in message
         assert f"{files[1]}.jsonl" in message
     else:
         open_corpus("NAME", source)

@@ -160,29 +160,3 @@ def test_a_folder_that_is_no_dataset_is_named(glue: Path, tokenizer: str) -> Non
     (empty / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match=r"was written by `evenpack prepare`: give its run file"):
         counts(str(empty))
-
-
-def test_folders_of_save_to_disk_and_arrow_files_are_read_as_sources_read_them(
-    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets
-
-    datasets.disable_progress_bars()
-    train, test = (datasets.Dataset.from_dict({"n": numbers, "text": ["it"] * 3}) for numbers in ([1, 2, 2], [3, 3, 3]))
-    train.save_to_disk(tmp_path / "one", num_shards=2)
-    datasets.DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "several")
-    monkeypatch.delattr("datasets.load_dataset_builder")
-    for source in (
-        str(tmp_path / "one"),
-        str(tmp_path / "several"),
-        str(tmp_path / "several/train/data-00000-of-00001.arrow"),
-    ):
-        assert counts(source, column="n") == [1, 2]
-        assert counts(source, tokenizer=tokenizer) == [0, 0, 3]
-    assert counts(str(tmp_path / "several"), column="n", split="test") == [0, 0, 3]
-    with pytest.raises(
-        DataError, match="holds the splits train, test, and 'dev' is none of them: choose one with --split"
-    ):
-        counts(str(tmp_path / "several"), column="n", split="dev")
-    with pytest.raises(DataError, match="has no column 'm'"):
-        counts(str(tmp_path / "one"), column="m")
