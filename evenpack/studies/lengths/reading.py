@@ -7,18 +7,17 @@ lengths.npy               one integer for each sequence, memory-mapped; or a his
 lengths.txt, or -         integers separated by spaces or lines (standard input for -); or a histogram
 *.parquet, .csv, .tsv,    a column of integers, of lists (each has its length), or of text, which a tokenizer measures;
 *.jsonl[.zst|.gz]         two columns of text are a pair
-FOLDER, NAME[:SUBSET]     the same of a dataset: a local folder, also one of save_to_disk, or of the hub; `glue:cola`
-                          knows its columns
 glue:cola                 without options: the shipped histogram (cola, sst2, rte, wnli); with a folder
                           of GLUE's own files and a tokenizer: the lengths of any of the nine tasks
 
-Bare numbers and histograms are read here, columns of files and datasets in rows.py.
+Bare numbers and histograms are read here, columns of files in rows.py.
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -35,6 +34,7 @@ from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.histogram import MOST_SEQUENCES
 from evenpack.data.sequences import SequenceView, length_chunks
 from evenpack.data.sources.lines import JSONL_SUFFIXES
+from evenpack.data.tasks.glue import find_glue_task
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.files import expand_user
 from evenpack.progress import Progress
@@ -208,7 +208,6 @@ GLUE = "glue:"
 """Prefix of the name of a task of GLUE."""
 
 _TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *JSONL_SUFFIXES)
-_FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 
 
 def read_histogram(
@@ -222,21 +221,23 @@ def read_histogram(
     options = options or SubjectOptions()
     progress = progress or Progress(console.messages(), silent=True)
     path = expand_user(source)
-    if source in published_names() and not (source.startswith(GLUE) and options.of_texts):
+    if source in published_names() and options.glue_dir is None:
         options.refuse_all_but(source=source, what="a published histogram")
         return published_histogram(source)
-    if options.glue_dir is not None:
+    if source.startswith(GLUE) or options.glue_dir is not None:
         return _read_glue(source, options, progress)
-    if _names_dataset(source, path, options):
-        return _read_dataset(source, options, progress)
+    if path.is_dir():
+        raise DataError(
+            f"{source} is a folder: of prepared data give the run file (.yaml), and write a column of a dataset to a file "
+            "first (Dataset.to_parquet)"
+        )
     try:
         if source.endswith(_TABLE_SUFFIXES):
             return _read_table(path, options, progress)
         return _read_numbers(source, path, options)
     except OSError as error:
         raise DataError(
-            f"{source} cannot be read: {error.strerror}; published histograms: {', '.join(published_names())}. "
-            "A dataset of the hub needs a --tokenizer or --column"
+            f"{source} cannot be read: {error.strerror}; published histograms: {', '.join(published_names())}"
         ) from error
 
 
@@ -246,21 +247,13 @@ def lengths_of(views: Sequence[SequenceView]) -> LengthHistogram:
     return LengthHistogram.from_chunks(chunks, longest=max(view.max_sequence_length for view in views))
 
 
-def _names_dataset(source: str, path: Path, options: SubjectOptions) -> bool:
-    """Returns whether a source is a dataset: a folder, or no file with options that only datasets need."""
-    if path.exists() or source == "-":
-        return path.is_dir()
-    needs_dataset = ":" in source or options.tokenizer or options.column or options.split
-    return bool(needs_dataset) and not source.endswith(_FILE_SUFFIXES)
-
-
 def _read_numbers(source: str, path: Path, options: SubjectOptions) -> LengthHistogram:
     if path.suffix == ".json":
         options.refuse_all_but("name", source=source, what="a file of histograms")
         return from_json(path, options.name)
     if path.suffix == ".npz":
         raise DataError(f"{source} may hold several arrays (.npz): save the lengths alone with numpy.save, as .npy")
-    options.refuse_all_but("histogram", source=source, what="a list of bare numbers")
+    options.refuse_all_but("histogram", source=source, what=f"no file of columns ({', '.join(_TABLE_SUFFIXES)})")
     if path.suffix == ".npy":
         return from_array(path, are_counts=options.histogram)
     if source == "-":
@@ -288,31 +281,18 @@ def _open_table(path: Path, *, as_text: bool) -> "Table":
 def _read_glue(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:
     if not source.startswith(GLUE):
         raise ConfigError(f"--glue-dir does not apply to {source}: it holds the files of a task, glue:TASK")
-    options.refuse_all_but("glue_dir", "tokenizer", "split", source=source, what="a task of GLUE in files of its own")
+    options.refuse_all_but("glue_dir", "tokenizer", source=source, what="a task of GLUE in files of its own")
     from evenpack.studies.lengths.rows import GlueTable, count_table
 
-    table = GlueTable(source.removeprefix(GLUE), Path(str(options.glue_dir)), options.split or "train")
-    if options.tokenizer is None:
-        raise _no_tokenizer(source, table.texts)
-    return count_table(table, options, progress, known_columns=table.texts)
-
-
-def _read_dataset(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:
-    options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
-    from evenpack.studies.lengths.rows import DatasetTable, count_table, known_columns
-
-    known = known_columns(source)
-    if known and options.tokenizer is None and options.column is None:
-        raise _no_tokenizer(source, known)
-    return count_table(DatasetTable(source, options.split), options, progress, known_columns=known)
-
-
-def _no_tokenizer(source: str, texts: Sequence[str]) -> ConfigError:
-    shipped = ", ".join(name for name in published_names() if name.startswith(GLUE))
-    return ConfigError(
-        f"the lengths of {source} are the lengths of its texts ({', '.join(texts)}): they need --tokenizer "
-        f"NAME or FOLDER. The lengths of the training sets of {shipped} are shipped: give no option"
-    )
+    task = find_glue_task(source.removeprefix(GLUE))
+    if options.glue_dir is None or options.tokenizer is None:
+        shipped = ", ".join(name for name in published_names() if name.startswith(GLUE))
+        raise ConfigError(
+            f"the lengths of {source} are the lengths of its texts ({', '.join(task.texts)}): they need --glue-dir "
+            f"FOLDER and --tokenizer NAME or FOLDER. Those of {shipped} are shipped: give no option"
+        )
+    table = GlueTable(task, Path(options.glue_dir))
+    return count_table(table, replace(options, column=",".join(task.texts)), progress)
 
 
 _PUBLISHED = ("published_histograms.json", "glue_histograms.json")

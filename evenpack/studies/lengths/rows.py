@@ -1,7 +1,7 @@
 """Tables of rows whose columns have lengths: integers are lengths, lists have one, texts get one by a tokenizer.
 
-The rows of files come from `evenpack.data.sources.tables`; rows of datasets and of GLUE's own files are
-made into the same `Table` here.
+The rows of files come from `evenpack.data.sources.tables`; those of GLUE's own files are made into the same `Table`
+here.
 """
 
 import logging
@@ -17,89 +17,30 @@ from pyarrow import types
 
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.sources.hub import load_rows
-from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, Rows, Table, is_text, row_namer
-from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_task_rows
+from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, Rows, Table, is_text
+from evenpack.data.tasks.glue import GlueTask, TaskRow, read_task_rows, training_file
 from evenpack.data.tokenizers.loading import TokenCounter, load_token_counter
 from evenpack.errors import ConfigError, DataError
-from evenpack.files import expand_user
 from evenpack.progress import Progress
 from evenpack.studies.lengths.counter import LengthCounter
 from evenpack.studies.lengths.options import SubjectOptions
 
-_GLUE = "nyu-mll/glue"
 Kind = Literal["number", "list", "text", "other"]
 log = logging.getLogger(__name__)
 
 
-class DatasetTable:
-    """One split of a dataset."""
-
-    untyped = False
-
-    def __init__(self, source: str, split: str | None) -> None:
-        """Loads NAME or NAME:SUBSET. Raises: DataError if it cannot be loaded."""
-        name, _, subset = source.partition(":")
-        if name == "glue" and not Path(name).is_dir():
-            name = _GLUE
-        folder = expand_user(name)
-        _refuse_prepared(folder)
-        # A subset that is not a folder of its own is one that the dataset's README defines.
-        if subset and (folder / subset).is_dir():
-            name, subset = str(folder / subset), ""
-        loaded, _ = load_rows(name, subset or None, split or "train", label=f"dataset '{source}'")
-        self.origin = f"{source}, {split or 'train'}"
-        self.schema: dict[str, Any] = {field.name: field.type for field in loaded.features.arrow_schema}
-        self.total_bytes = int(loaded.data.nbytes)
-        self._dataset = loaded
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        tables = self._dataset.select_columns(list(columns)).with_format("arrow")
-        done = 0
-        for table in tables.iter(batch_size=LONG_ROWS_AT_ONCE):
-            first, done = done, done + len(table)
-            yield Rows(
-                columns=tuple(table.column(name).combine_chunks() for name in columns),
-                place=row_namer(self.origin, first),
-                bytes_read=self.total_bytes * done // len(self._dataset),
-            )
-
-
-def known_columns(source: str) -> tuple[str, ...]:
-    """Returns the text columns of a task of GLUE for NAME:TASK, where NAME may be a folder; else empty.
-
-    Raises: ConfigError for an unknown task.
-    """
-    name, _, task = source.partition(":")
-    if Path(name).name != "glue":
-        return ()
-    found = find_glue_task(task)
-    return found.hub_texts or found.texts
-
-
-def _refuse_prepared(folder: Path) -> None:
-    """Checks the folder, because `datasets` would read the manifest as rows."""
-    if (folder / "manifest.json").is_file() and (folder / "sources").is_dir():
-        raise DataError(f"{folder} was written by `evenpack prepare`: give its run file (.yaml)")
-
-
 class GlueTable:
-    """One split of a task, from a folder of task folders."""
+    """The training set of a task, from a folder of task folders."""
 
     untyped = False
 
-    def __init__(self, name: str, directory: Path, split: str) -> None:
-        """Finds the file. Raises: ConfigError for an unknown task or split; DataError for a missing file."""
-        self._task = find_glue_task(name)
-        self._path = glue_file(directory, self._task, split)
+    def __init__(self, task: GlueTask, directory: Path) -> None:
+        """Finds the file. Raises: DataError if it is missing."""
+        self._task = task
+        self._path = training_file(directory, task)
         self.origin = str(self._path)
         self.schema: dict[str, Any] = dict.fromkeys(self._task.texts, pa.string())
         self.total_bytes = self._path.stat().st_size
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Names of the columns that make a sequence."""
-        return self._task.texts
 
     def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
         places = [self._task.texts.index(name) for name in columns]
@@ -116,15 +57,13 @@ def _place_namer(rows: Sequence[TaskRow]) -> Callable[[int], str]:
     return lambda index: rows[index].where
 
 
-def count_table(
-    table: Table, options: SubjectOptions, progress: Progress, *, known_columns: Sequence[str] = ()
-) -> LengthHistogram:
-    """Counts the lengths of a table's rows; `known_columns` are used where the options name none.
+def count_table(table: Table, options: SubjectOptions, progress: Progress) -> LengthHistogram:
+    """Counts the lengths of a table's rows.
 
     Raises: ConfigError for options that do not suit the columns; DataError for a missing column and for a value that is
     no length, with its row.
     """
-    columns = _choose(table, options, known_columns)
+    columns = _choose(table, options)
     token_counter = None if options.tokenizer is None else load_token_counter(options.tokenizer)
     counter = LengthCounter()
     shown = progress.begin(f"{table.origin}: tokenising", unit="bytes")
@@ -137,12 +76,10 @@ def count_table(
     return counter.histogram(table.origin)
 
 
-def _choose(table: Table, options: SubjectOptions, known_columns: Sequence[str]) -> tuple[str, ...]:
+def _choose(table: Table, options: SubjectOptions) -> tuple[str, ...]:
     with_text = options.tokenizer is not None
     if options.column is not None:
         columns = _named(table, options.column)
-    elif known_columns and with_text:
-        columns = _named(table, ",".join(known_columns))
     else:
         columns = (_only_candidate(table, with_text=with_text),)
         log.info("%s: using column '%s' (%s)", table.origin, columns[0], table.schema[columns[0]])
