@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.console import Report
 from evenpack.data.manifest import MANIFEST
-from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.recipes import atom_of
 from evenpack.studies.chunking.compare import Finished, compare, describe_arms
 from evenpack.studies.chunking.config import ChunkingConfig
@@ -179,9 +178,9 @@ def unknown_text(planned: Sequence[PlannedRun], command: str | None) -> list[Ren
 
 
 def _plan(run: StudyRun, options: PlanOptions, *, ranks: int) -> RunPlan | None:
-    """Returns the exact plan over prepared or tokenised data, or one by counts where they suffice; else None."""
+    """Returns the exact plan over prepared data, or one by counts where they suffice; else None."""
     config = run.config
-    if (config.prepared_dir / MANIFEST).is_file() or find_tokens(config.data) is not None:
+    if (config.prepared_dir / MANIFEST).is_file():
         return plan_run(config, replace(options, corpus_tokens=None, corpus_documents=None), ranks=ranks)
     if options.corpus_tokens is None or config.data.recipe.kind not in ("concat", "documents"):
         return None

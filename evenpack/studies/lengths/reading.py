@@ -228,8 +228,8 @@ def read_histogram(
         return _read_glue(source, options, progress)
     if path.is_dir():
         raise DataError(
-            f"{source} is a folder: of prepared data give the run file (.yaml), and write a column of a dataset to a file "
-            "first (Dataset.to_parquet)"
+            f"{source} is a folder: of prepared data give the run file (.yaml), and of a dataset a file with the column "
+            "(Dataset.to_parquet)"
         )
     try:
         if source.endswith(_TABLE_SUFFIXES):
