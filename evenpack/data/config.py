@@ -56,8 +56,6 @@ class DataConfig(Section):
     sizes are compared, which the other commands say."""
     on_maximum_epochs: Literal["error", "warn"] = "error"
     """What `train` does if a run exceeds the `maximum_epochs` of a source."""
-    on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
-    """What `train` does if the files of a source or tokenizer have changed since the data was prepared."""
 
     @property
     def static_masks(self) -> MaskingConfig | None:

@@ -16,10 +16,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_first_damage, find_wrong_size
+from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_wrong_size
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, FileRecord, Manifest, refuse_changed_inputs, remedy
 from evenpack.data.mapped_pages import memory_bytes
+from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import source_inputs
 from evenpack.errors import DataError, EvenpackError, NotPreparedError, RunError
 from evenpack.files import explained
@@ -52,22 +53,6 @@ class Verified:
 
 Content = Literal["all", "lengths", "tokenizer"]
 """What is verified of a prepared set: all files; all but the tokens themselves; or the tokenizer alone."""
-
-
-class FileState(NamedTuple):
-    """What the system says of a file, which shows changes of its content without reading it."""
-
-    bytes: int
-    modified_ns: int
-    changed_ns: int
-    """Time of the last change of the content, name, owner or permissions, which nobody can set."""
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> "FileState":
-        """Asks the system. Raises: OSError."""
-        status = path.stat()
-        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 class FileChunk(NamedTuple):
@@ -122,31 +107,21 @@ class Verifier:
         """Bytes of the files, as they were written."""
         return sum(record.content.bytes for _, record in self._files())
 
-    def states(self) -> dict[Path, FileState]:
+    def states(self) -> dict[Path, InputFile]:
         """Returns the state of each file. Raises: DataError if one is missing, or the system cannot say."""
         found = {}
         for path, _ in self._files():
             with explained(path, DataError, missing=True):
-                found[path] = FileState.of(path)
+                found[path] = InputFile.of(path)
         return found
 
-    def find_changes(self, before: dict[Path, FileState]) -> tuple[Damage, ...]:
-        """Compares the files with their earlier states, of a time at which they were as they had been written.
-
-        Another size or time of modification is a change. Where only the time of the last change or the inode differs,
-        as after `chmod`, a new hard link, or a modification whose time was set back, the file is read, and its state
-        is remembered in `before` if it is as it was.
-        """
+    def find_changes(self, before: dict[Path, InputFile]) -> tuple[Damage, ...]:
+        """Compares the files' sizes and times of modification with those of a time at which they were as written."""
         found: list[Damage] = []
         for path, record in self._files():
             damage = find_wrong_size(path, record.content)
-            now = before[path] if damage is not None else FileState.of(path)
-            if now[:2] != before[path][:2]:
+            if damage is None and InputFile.of(path) != before[path]:
                 damage = Damage(path=path, problem=_WRITTEN_TO, first_bad_byte=None)
-            elif now != before[path]:
-                damage = find_first_damage(path, record.content)
-                if damage is None:
-                    before[path] = now
             found += [] if damage is None else [damage]
         return tuple(found)
 
@@ -239,7 +214,7 @@ def _holds(name: str, content: Content) -> bool:
             return name.startswith(f"{TOKENIZER_FOLDER}/")
 
 
-_verified: dict[tuple[Path, Content, tuple[int, int]], dict[Path, FileState]] = {}
+_verified: dict[tuple[Path, Content, tuple[int, int]], dict[Path, InputFile]] = {}
 """States of the files that this process has verified, which it does not read again while they are the same."""
 
 

@@ -228,7 +228,7 @@ def read_histogram(
         return _read_glue(source, options, progress)
     if path.is_dir():
         raise DataError(
-            f"{source} is a folder: of prepared data give the run file (.yaml), and of a dataset a file with the column "
+            f"{source} is a folder: of prepared data give the run file (.yaml), of a dataset a file with the column "
             "(Dataset.to_parquet)"
         )
     try:
