@@ -21,8 +21,6 @@ from evenpack.errors import ConfigError, EvenpackError, RunError
 _READ_BYTES = 1 << 22
 _MOST_CHARACTERS = 1000
 """Characters of a path in a message: one may be too long for any file."""
-_MOST_LEVELS = 200
-"""Levels of JSON: no file of ours has more than ten, and functions that call themselves for each level have a limit."""
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -260,26 +258,12 @@ def parse_json_object(text: str | bytes, *, kind: str = "JSON line") -> dict[str
         raise ValueError(f"not a readable {kind}: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, found {type(value).__name__}")
-    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
-    if sum(map(text.count, brackets)) > _MOST_LEVELS and _is_nested_beyond(value, _MOST_LEVELS):  # type: ignore[arg-type]
-        raise ValueError(f"expected at most {_MOST_LEVELS} levels of objects and lists, found more")
     return value
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a file. Raises: OSError if it cannot be read, ValueError as `parse_json_object`."""
     return parse_json_object(path.read_bytes(), kind="JSON file")
-
-
-def _is_nested_beyond(value: Any, levels: int) -> bool:
-    """Returns whether a value holds lists and objects at more than `levels` levels, found without recursion."""
-    inner = [value]
-    for _ in range(levels):
-        parts = (part.values() if isinstance(part, dict) else part for part in inner)
-        inner = [child for part in parts for child in part if isinstance(child, dict | list)]
-        if not inner:
-            return False
-    return True
 
 
 def read_kept(path: Path) -> dict[str, Any] | None:
