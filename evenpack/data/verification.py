@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_wrong_size
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, FileRecord, Manifest, refuse_changed_inputs, remedy
-from evenpack.data.mapped_pages import memory_bytes
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import source_inputs
 from evenpack.errors import DataError, EvenpackError, NotPreparedError, RunError
@@ -70,8 +69,8 @@ class FileChunk(NamedTuple):
 class _Readers(threading.local):
     """A reader of chunks for each thread."""
 
-    def __init__(self, *, leave_cached: bool = True) -> None:
-        self._reader = ChunkReader(leave_cached=leave_cached)
+    def __init__(self) -> None:
+        self._reader = ChunkReader()
 
     def find_damage(self, piece: FileChunk) -> Damage | None:
         return find_damage(piece.path, piece.record.content, self._reader, chunk=piece.chunk)
@@ -148,12 +147,11 @@ class Verifier:
     ) -> Verified:
         """Reads one of `shares` parts of about the same number of chunks, in the calling thread.
 
-        A set that takes more than half of the machine's memory is not left in the page cache, which the loader needs;
-        it ends early if `is_cancelled`. `on_read` is called with the bytes read so far.
+        It ends early if `is_cancelled`. `on_read` is called with the bytes read so far.
         """
         wrong = self.find_wrong_sizes()
         pieces = self._pieces(wrong, (share, shares))
-        found = map(self._readers().find_damage, takewhile(lambda _: not is_cancelled(), pieces))
+        found = map(_Readers().find_damage, takewhile(lambda _: not is_cancelled(), pieces))
         return _read_all(pieces, found, wrong if share == 0 else {}, on_read=on_read)
 
     def verify_smallest(self, *, seconds: float) -> Verified:
@@ -161,11 +159,8 @@ class Verifier:
         deadline = time.monotonic() + seconds
         wrong = self.find_wrong_sizes()
         pieces = sorted(self._pieces(wrong), key=lambda piece: piece.record.content.bytes)
-        found = map(self._readers().find_damage, takewhile(lambda _: time.monotonic() <= deadline, pieces))
+        found = map(_Readers().find_damage, takewhile(lambda _: time.monotonic() <= deadline, pieces))
         return _read_all(pieces, found, wrong)
-
-    def _readers(self) -> "_Readers":
-        return _Readers(leave_cached=self.total_bytes <= memory_bytes() // 2)
 
     def _pieces(self, wrong: Container[Path], share: tuple[int, int] = (0, 1)) -> list[FileChunk]:
         """Returns every chunk of every file but those of a wrong size, or those of a share."""
