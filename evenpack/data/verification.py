@@ -178,6 +178,10 @@ class Verifier:
         found = {path: find_wrong_size(path, record.content) for path, record in self._files()}
         return {path: damage for path, damage in found.items() if damage is not None}
 
+    def refuse_wrong_sizes(self) -> None:
+        """Compares sizes. Raises: DataError as `refuse`."""
+        self.refuse(tuple(self.find_wrong_sizes().values()))
+
     def refuse(self, damages: tuple[Damage, ...], *, seen: str = "") -> None:
         """Reports damage. Raises: DataError that names the damaged files, the start of the damage, and the remedy."""
         if damages:
@@ -262,7 +266,7 @@ def damage_behind(error: Exception, directory: Path) -> DataError | None:
     try:
         verifier = Verifier(directory, Manifest.read(directory))
         if only_sizes:
-            verifier.refuse(tuple(verifier.find_wrong_sizes().values()))
+            verifier.refuse_wrong_sizes()
         else:
             verifier.refuse(verifier.verify_smallest(seconds=_EXPLANATION_SECONDS).damages)
     except NotPreparedError:
