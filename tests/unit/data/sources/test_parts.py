@@ -12,7 +12,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import zstandard
+from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS).encode()
     (folder / "jsonl" / "a.jsonl").write_bytes(LINES)
-    (folder / "jsonl" / "b.jsonl.zst").write_bytes(zstandard.compress(lines))
+    (folder / "jsonl" / "b.jsonl.zst").write_bytes(zstd.compress(lines))
     (folder / "jsonl" / "c.jsonl").write_bytes(b"")
     (folder / "jsonl" / "d.jsonl").write_bytes(lines)
     (folder / "hub" / "train.jsonl").write_bytes(lines)

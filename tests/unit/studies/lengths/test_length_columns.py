@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-import zstandard
+from backports import zstd
 from prepared_files import Recorder
 from wordpiece import write_vocabulary
 
@@ -75,7 +75,7 @@ def write_jsonl(folder: Path, columns: dict[str, list[Any]]) -> str:
 
 
 def write_zst(folder: Path, columns: dict[str, list[Any]]) -> str:
-    (folder / "some.jsonl.zst").write_bytes(zstandard.compress(lines(columns)))
+    (folder / "some.jsonl.zst").write_bytes(zstd.compress(lines(columns)))
     return str(folder / "some.jsonl.zst")
 
 
@@ -268,7 +268,7 @@ BROKEN_FILES = {
         "line 1: 'n' is 99999999999999999999: too large",
     ),
     "a cut gzip file": ("a.jsonl.gz", gzip.compress(b'{"n": 3}\n' * 99)[:-12], "truncated|not readable gzip"),
-    "a cut zstd file": ("a.jsonl.zst", zstandard.compress(b'{"n": 3}\n' * 99)[:-3], "truncated"),
+    "a cut zstd file": ("a.jsonl.zst", zstd.compress(b'{"n": 3}\n' * 99)[:-3], "truncated"),
 }
 
 
