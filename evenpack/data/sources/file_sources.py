@@ -25,7 +25,6 @@ from evenpack.data.sources.lines import (
     is_compressed,
     line_bounds,
     too_long_error,
-    value_of,
 )
 from evenpack.data.sources.rows import filled_lines, paragraphs
 from evenpack.errors import DataError
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from evenpack.data.sources.tables import ParquetTable, Rows
 
 
+_MOST_KEYS_SHOWN = 20
 SectionT = TypeVar("SectionT", bound=SourceOfFiles)
 
 
@@ -162,8 +162,12 @@ class JsonlPiece(_LinesPiece[JsonlSource, bytes]):
             raise DataError(f"{reader.where}: the key '{key}' occurs twice: remove the one that is not the document")
         if isinstance(text := found.get(key), str):
             return text
-        other = value_of(found, key, reader.where, remedy="Set the source's text_key")
-        raise DataError(f"{reader.where}: '{key}' must be a string, found {type(other).__name__}")
+        if key not in found:
+            keys = ", ".join(map(repr, islice(found, _MOST_KEYS_SHOWN)))
+            raise DataError(
+                f"{reader.where}: no key '{key}'; existing keys: {keys or 'none'}. Set the source's text_key"
+            )
+        raise DataError(f"{reader.where}: '{key}' must be a string, found {type(found[key]).__name__}")
 
 
 def _keys(line: bytes) -> list[str]:

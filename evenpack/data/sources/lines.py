@@ -21,7 +21,6 @@ _COMPRESSED = {".zst": "zstd with windows of up to 2 GiB", ".gz": "gzip"}
 _PIECE_BYTES = 1 << 20
 _LFS_POINTER = "version https://git-lfs.github.com/spec/"
 JSONL_SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
-_MOST_KEYS_SHOWN = 20
 
 
 class SourceReader:
@@ -44,8 +43,6 @@ class SourceReader:
         self._stop = stop
         self._lines_read = 0
         self._line_start = begin
-        self.line_bytes = 0
-        """Bytes of the last line, after decompression."""
         self._longest_line_bytes = longest_line_bytes
         with explained(path, DataError, missing=True):
             self._file: IO[bytes] = path.open("rb", buffering=0)
@@ -99,8 +96,7 @@ class SourceReader:
             if len(line) > self._longest_line_bytes and not line.endswith(b"\n"):
                 raise too_long_error(self.where, "line", most=self._longest_line_bytes)
             self._line_start = line_end
-            self.line_bytes = len(line)
-            line_end += self.line_bytes
+            line_end += len(line)
             yield line
 
     def filled_lines(self) -> Iterator[bytes]:
@@ -212,11 +208,3 @@ def _read_line(file: IO[bytes], holds: Callable[[bytes], bool]) -> bool | None:
         if piece.endswith(b"\n"):
             break
     return found
-
-
-def value_of(found: dict[str, Any], key: str, where: str, *, remedy: str) -> Any:
-    """Returns the value under `key`. Raises: DataError listing the existing keys."""
-    if key not in found:
-        keys = ", ".join(repr(name) for name in list(found)[:_MOST_KEYS_SHOWN])
-        raise DataError(f"{where}: no key '{key}'; existing keys: {keys or 'none'}. {remedy}")
-    return found[key]

@@ -1,8 +1,7 @@
 """Tables, read a part at a time: one reader for each format, for corpora of text columns and for tables of lengths.
 
 ParquetTable    by row groups, only the requested columns
-CsvTable        .csv, .tsv, with a header row
-JsonlTable      one JSON object per line
+StreamedTable   .csv and .tsv with a header row, .jsonl, block by block
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,15 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.json
 import pyarrow.parquet
 
-from evenpack.data.sources.corpus import encode_text
-from evenpack.data.sources.lines import SourceReader, value_of
 from evenpack.errors import DataError
 
 ROWS_AT_ONCE = 1 << 16
@@ -29,12 +26,8 @@ _READ_BYTES = 1 << 20
 """Bytes of a column read at once, so that a row group of any size takes the memory of a few pages."""
 _LONG_BYTES_AT_ONCE = 1 << 23
 """Bytes of lists and texts at once, where `LONG_ROWS_AT_ONCE` of them would be more."""
-_CSV_BLOCK_BYTES = 1 << 24
-"""Bytes of a block, which limit the length of a row."""
-_JSONL_BLOCK_BYTES = 1 << 20
-"""Bytes of lines gathered into one part."""
-_INTEGER = "^-?[0-9]{1,18}$"
-_KINDS: dict[type, str] = {int: "a number", float: "a number", list: "a list", str: "text"}
+_BLOCK_BYTES = 1 << 24
+"""Bytes of a block of a .csv or .jsonl file, which limit the length of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +52,7 @@ class Table(Protocol):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """`pyarrow.DataType` of each column, as far as it is known before reading."""
-
-    @property
-    def untyped(self) -> bool:
-        """True where `schema` is a guess: each column is read as what was asked for when the table was opened."""
+        """`pyarrow.DataType` of each column."""
 
     @property
     def total_bytes(self) -> int:
@@ -84,8 +73,6 @@ class Block:
 
 class ParquetTable:
     """A .parquet file, read by row groups, in slices."""
-
-    untyped = False
 
     def __init__(self, path: Path) -> None:
         """Reads the footer. Raises: DataError if there is none."""
@@ -182,134 +169,76 @@ def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]
         raise DataError(f"{origin} is not readable as {format_name}: {error}") from error
 
 
-class CsvTable:
-    """A file of comma- or tab-separated values, whose columns are read as text or as integers."""
+class StreamedTable:
+    """A .csv, .tsv or .jsonl file, whose first block decides the columns and their types; a later other one is refused.
 
-    untyped = True
+    A .jsonl file may be compressed (.zst, .gz).
+    """
 
-    def __init__(self, path: Path, *, as_text: bool) -> None:
-        """Reads the beginning. Raises: DataError for an empty file, or one without a header row, or of equal names."""
-        self._as_text = as_text
+    def __init__(self, path: Path) -> None:
+        """Reads the first block. Raises: DataError for an empty file, one without a header row, or of equal names."""
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         self._path = path
-        with path.open("rb") as file, arrow_errors_as_data_errors(self.origin, path.suffix[1:]):
-            schema = self._open(file, pyarrow.csv.ConvertOptions(), empty_lines=False).schema
-            self.schema: dict[str, Any] = {field.name: field.type for field in schema}  # whose names may be no UTF-8
-        twice = [name for name in self.schema if schema.names.count(name) > 1]
-        if twice:
-            raise DataError(f"{path} has {schema.names.count(twice[0])} columns '{twice[0]}': rename all but one")
-        if all(name.strip().isdecimal() for name in self.schema):
+        with self._opened() as (reader, _):
+            names = reader.schema.names
+            self.schema: dict[str, Any] = {field.name: field.type for field in reader.schema}
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{path} has {names.count(twice)} columns '{twice}': rename all but one")
+        if self._is_csv and all(name.strip().isdecimal() for name in names):
             raise DataError(
-                f"{path} begins with the numbers {', '.join(self.schema)} where a header row was expected: "
+                f"{path} begins with the numbers {', '.join(names)} where a header row was expected: "
                 "write one, or call the file .txt if it holds bare lengths"
             )
 
     def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        options = pyarrow.csv.ConvertOptions(
-            include_columns=list(columns),
-            column_types={name: pa.string() for name in columns},
-            strings_can_be_null=False,
-        )
         done = 0
-        with self._path.open("rb") as file, arrow_errors_as_data_errors(self.origin, self._path.suffix[1:]):
-            # With one column an empty line is a missing value; otherwise it is not a row.
-            for batch in self._open(file, options, empty_lines=len(self.schema) == 1):
-                place = row_namer(self.origin, done)
+        with self._opened(columns) as (reader, file):
+            for batch in reader:
+                batch.validate(full=True)  # texts of JSON may not be UTF-8
+                yield Rows(
+                    columns=tuple(batch.column(name) for name in columns),
+                    place=row_namer(self.origin, done),
+                    bytes_read=file.tell(),
+                )
                 done += len(batch)
-                found = batch.columns if self._as_text else [_to_integers(column, place) for column in batch.columns]
-                yield Rows(columns=tuple(found), place=place, bytes_read=file.tell())
 
-    def _open(self, file: Any, convert: Any, *, empty_lines: bool) -> Any:
-        return pyarrow.csv.open_csv(
-            file,
-            read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
-            parse_options=pyarrow.csv.ParseOptions(
-                delimiter="\t" if self._path.suffix == ".tsv" else ",",
-                newlines_in_values=True,
-                ignore_empty_lines=not empty_lines,
-            ),
-            convert_options=convert,
-        )
+    @property
+    def _is_csv(self) -> bool:
+        return self._path.suffix in (".csv", ".tsv")
 
-
-def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
-    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is not decimal digits."""
-    trimmed = pc.utf8_trim_whitespace(texts)
-    trimmed = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
-    wrong = pc.index(pc.match_substring_regex(trimmed, _INTEGER), False).as_py()
-    if wrong >= 0:
-        raise DataError(
-            f"{place(wrong)}: expected a whole number, found '{trimmed[wrong].as_py()[:40]}'; a column of text needs "
-            "--tokenizer"
-        )
-    return pc.cast(trimmed, pa.int64())
-
-
-class JsonlTable:
-    """A .jsonl file, compressed (.zst, .gz) or not. Lines of white space are skipped."""
-
-    untyped = False
-
-    def __init__(self, path: Path) -> None:
-        """Reads the first object. Raises: DataError if there is none."""
-        self.origin = str(path)
-        self.total_bytes = path.stat().st_size
-        self._path = path
-        with SourceReader(path) as reader:
-            first = next(_objects(reader), None)
-        if first is None:
-            raise DataError(f"{path} holds no line: it is empty")
-        self.schema: dict[str, Any] = {key: _type_of(value) for key, value in first.items()}
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        kinds: dict[str, str] = {}
-        with SourceReader(self._path) as reader:
-            gathered: list[tuple[int, list[Any]]] = []
-            block_bytes = 0
-            for value in _objects(reader):
-                gathered.append((reader.line_number, [_cell(value, name, kinds, reader.where) for name in columns]))
-                block_bytes += reader.line_bytes
-                if block_bytes >= _JSONL_BLOCK_BYTES:
-                    yield self._rows(gathered, reader.bytes_read)
-                    gathered, block_bytes = [], 0
-            if gathered:
-                yield self._rows(gathered, reader.bytes_read)
-
-    def _rows(self, gathered: list[tuple[int, list[Any]]], bytes_read: int) -> Rows:
-        columns = zip(*(cells for _, cells in gathered), strict=True)
-        return Rows(
-            columns=tuple(pa.array(column) for column in columns),
-            place=lambda index: f"{self.origin}, line {gathered[index][0]}",
-            bytes_read=bytes_read,
-        )
-
-
-def _objects(reader: SourceReader) -> Iterator[dict[str, Any]]:
-    return (reader.json_object(line) for line in reader.filled_lines())
-
-
-def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -> Any:
-    """Returns the value under `name`, or the length of a list. `kinds` stores the type in the first line."""
-    cell = value_of(value, name, where, remedy="Choose with --column")
-    if cell is None:
-        return None
-    kind = _KINDS.get(type(cell), type(cell).__name__)
-    expected = kinds.setdefault(name, kind)
-    if kind != expected:
-        raise DataError(f"{where}: '{name}' is {expected} in the lines before, here it is {kind}")
-    if isinstance(cell, int) and not -(1 << 63) <= cell < 1 << 63:
-        raise DataError(f"{where}: '{name}' is {cell}: too large for a length")
-    if isinstance(cell, str) and not cell.isascii():
-        encode_text(cell, lambda: where)
-    if isinstance(cell, list) and any(isinstance(one, list) for one in cell[:1]):
-        raise DataError(
-            f"{where}: '{name}' holds lists in a list: expected integers, lists of no further lists, or text"
-        )
-    return len(cell) if isinstance(cell, list) else cell
-
-
-def _type_of(value: Any) -> Any:
-    if isinstance(value, list):
-        return pa.list_(pa.null())
-    return pa.struct([]) if isinstance(value, dict) else pa.infer_type([value])
+    @contextmanager
+    def _opened(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Any, IO[bytes]]]:
+        """Opens the file for some columns, None: for all of them in the first block."""
+        types = {name: self.schema[name] for name in columns or ()}
+        form = self._path.suffix[1:] if self._is_csv else "JSON lines"
+        with arrow_errors_as_data_errors(self.origin, form), self._path.open("rb") as file:
+            if self._is_csv:
+                yield (
+                    pyarrow.csv.open_csv(
+                        file,
+                        read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES),
+                        parse_options=pyarrow.csv.ParseOptions(
+                            delimiter="\t" if self._path.suffix == ".tsv" else ",",
+                            newlines_in_values=True,
+                            # With one column an empty line is a missing value; otherwise it is not a row.
+                            ignore_empty_lines=columns is None or len(self.schema) > 1,
+                        ),
+                        convert_options=pyarrow.csv.ConvertOptions(include_columns=list(types), column_types=types),
+                    ),
+                    file,
+                )
+                return
+            codec = {".zst": "zstd", ".gz": "gzip"}.get(self._path.suffix)
+            schema = {} if columns is None else {"explicit_schema": pa.schema(types)}
+            yield (
+                pyarrow.json.open_json(
+                    file if codec is None else pa.CompressedInputStream(file, codec),
+                    read_options=pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES),
+                    parse_options=pyarrow.json.ParseOptions(
+                        unexpected_field_behavior="infer" if columns is None else "ignore", **schema
+                    ),
+                ),
+                file,
+            )

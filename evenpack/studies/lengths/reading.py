@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -40,10 +40,6 @@ from evenpack.files import expand_user
 from evenpack.progress import Progress
 from evenpack.studies.lengths.counter import LengthCounter
 from evenpack.studies.lengths.options import SubjectOptions
-
-if TYPE_CHECKING:
-    from evenpack.data.sources.tables import Table
-
 
 ReadLines = Callable[[int], list[bytes]]
 """The `readlines` of a binary file: lines of about so many bytes together, then none."""
@@ -264,18 +260,10 @@ def _read_numbers(source: str, path: Path, options: SubjectOptions) -> LengthHis
 
 def _read_table(path: Path, options: SubjectOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", source=str(path), what="a file of columns")
+    from evenpack.data.sources.tables import ParquetTable, StreamedTable
     from evenpack.studies.lengths.rows import count_table
 
-    table = _open_table(path, as_text=options.tokenizer is not None)
-    return count_table(table, options, progress)
-
-
-def _open_table(path: Path, *, as_text: bool) -> "Table":
-    from evenpack.data.sources.tables import CsvTable, JsonlTable, ParquetTable
-
-    if path.name.endswith(JSONL_SUFFIXES):
-        return JsonlTable(path)
-    return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path, as_text=as_text)
+    return count_table(ParquetTable(path) if path.suffix == ".parquet" else StreamedTable(path), options, progress)
 
 
 def _read_glue(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:

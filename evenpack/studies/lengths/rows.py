@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 class GlueTable:
     """The training set of a task, from a folder of task folders."""
 
-    untyped = False
-
     def __init__(self, task: GlueTask, directory: Path) -> None:
         """Finds the file. Raises: DataError if it is missing."""
         self._task = task
@@ -83,7 +81,7 @@ def _choose(table: Table, options: SubjectOptions) -> tuple[str, ...]:
     else:
         columns = (_only_candidate(table, with_text=with_text),)
         log.info("%s: using column '%s' (%s)", table.origin, columns[0], table.schema[columns[0]])
-    for name in () if table.untyped else columns:
+    for name in columns:
         _check_kind(table, name, with_text=with_text)
     if len(columns) > 2 or (len(columns) == 2 and not with_text):
         raise ConfigError(f"--column {','.join(columns)}: two columns are the texts of a pair, which needs --tokenizer")
