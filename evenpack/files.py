@@ -5,6 +5,7 @@ the files of a first one, so these names are the same in each, and a journal rec
 """
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -18,7 +19,6 @@ import xxhash
 
 from evenpack.errors import ConfigError, EvenpackError, RunError
 
-_READ_BYTES = 1 << 22
 _MOST_CHARACTERS = 1000
 """Characters of a path in a message: one may be too long for any file."""
 
@@ -290,8 +290,5 @@ def _temporary(path: Path) -> Path:
 
 def file_checksum(path: Path) -> str:
     """Returns the XXH3 (128 bits, hexadecimal) of a file's bytes."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
