@@ -229,7 +229,7 @@ class ColumnPiece:
     stop: int | None = None
     """The row after the last one; None at the end of the file."""
     share_bytes: int | None = None
-    """Bytes of the file, in proportion to the content of its blocks; None for the whole file."""
+    """Bytes of the file, in proportion to the content of its row groups; None for the whole file."""
 
     @property
     def total_bytes(self) -> int:
@@ -238,7 +238,7 @@ class ColumnPiece:
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
         table = _open_table(self.path)
         column = table.text_column(self.source.text_key)
-        stop = sum(block.rows for block in table.blocks(column)) if self.stop is None else self.stop
+        stop = table.row_count if self.stop is None else self.stop
         count, total_bytes = stop - self.begin, self.total_bytes
         if start >= count:
             return start - count
@@ -262,11 +262,11 @@ class ColumnPiece:
         return 0
 
     def divided(self, target_bytes: int) -> tuple["ColumnPiece", ...]:
-        """Yields neighbouring blocks together, up to `target_bytes`."""
+        """Yields neighbouring row groups together, up to `target_bytes`."""
         table = _open_table(self.path)
-        blocks = table.blocks(table.text_column(self.source.text_key))
-        rows = [0, *accumulate(block.rows for block in blocks)]
-        weights = [0, *accumulate(block.weight for block in blocks)]
+        groups = [*table.row_groups(table.text_column(self.source.text_key))]
+        rows = [0, *accumulate(count for count, _ in groups)]
+        weights = [0, *accumulate(stored for _, stored in groups)]
         edges = [self.total_bytes * weight // max(1, weights[-1]) for weight in weights]
         cuts = tuple(_cuts(edges, target_bytes))
         if len(cuts) < 2:

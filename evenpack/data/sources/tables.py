@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -39,36 +39,7 @@ class Rows:
     place: Callable[[int], str]
     """Describes the position of the n-th of these rows, for people."""
     bytes_read: int
-    """Bytes read of `Table.total_bytes`, including these rows."""
-
-
-@runtime_checkable
-class Table(Protocol):
-    """Rows with named columns."""
-
-    @property
-    def origin(self) -> str:
-        """Name for people."""
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """`pyarrow.DataType` of each column."""
-
-    @property
-    def total_bytes(self) -> int:
-        """The final value of `Rows.bytes_read`."""
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        """Yields all rows of some columns. Raises: DataError."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """The rows of a row group, which can be read without the earlier ones."""
-
-    rows: int
-    weight: int
-    """Stored bytes of the requested columns."""
+    """Bytes read of the table's `total_bytes`, including these rows."""
 
 
 class ParquetTable:
@@ -107,14 +78,18 @@ class ParquetTable:
         """Returns those of these columns that exist once and hold texts."""
         return tuple(name for name in names if self._schema.names.count(name) == 1 and is_text(self.schema[name]))
 
-    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """Returns all row groups, in order."""
-        return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in self._groups)
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return int(self._file.metadata.num_rows)
+
+    def row_groups(self, columns: Sequence[str]) -> Iterator[tuple[int, int]]:
+        """Yields the rows of each row group, and the stored bytes of these columns."""
+        return ((group.num_rows, _stored_bytes(group, columns)) for group in self._groups)
 
     def rows(self, columns: Sequence[str], *, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
         """Yields rows from number `start` on, up to `stop`; row groups that hold none of them are not read."""
-        count = self._file.metadata.num_rows
-        asked = range(start, count if stop is None else stop)
+        asked = range(start, self.row_count if stop is None else stop)
         row = 0
         with arrow_errors_as_data_errors(self.origin, "parquet"):
             for number, group in enumerate(self._groups):
@@ -125,7 +100,7 @@ class ParquetTable:
                         yield Rows(
                             columns=tuple(some.column(name) for name in columns),
                             place=row_namer(self.origin, found.start),
-                            bytes_read=self.total_bytes * found.stop // count,
+                            bytes_read=self.total_bytes * found.stop // self.row_count,
                         )
                     row += len(batch)
                 row = end
@@ -242,3 +217,6 @@ class StreamedTable:
                 ),
                 file,
             )
+
+
+Table = ParquetTable | StreamedTable

@@ -17,7 +17,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -270,7 +269,7 @@ def _read_glue(source: str, options: SubjectOptions, progress: Progress) -> Leng
     if not source.startswith(GLUE):
         raise ConfigError(f"--glue-dir does not apply to {source}: it holds the files of a task, glue:TASK")
     options.refuse_all_but("glue_dir", "tokenizer", source=source, what="a task of GLUE in files of its own")
-    from evenpack.studies.lengths.rows import GlueTable, count_table
+    from evenpack.studies.lengths.rows import count_glue
 
     task = find_glue_task(source.removeprefix(GLUE))
     if options.glue_dir is None or options.tokenizer is None:
@@ -279,8 +278,7 @@ def _read_glue(source: str, options: SubjectOptions, progress: Progress) -> Leng
             f"the lengths of {source} are the lengths of its texts ({', '.join(task.texts)}): they need --glue-dir "
             f"FOLDER and --tokenizer NAME or FOLDER. Those of {shipped} are shipped: give no option"
         )
-    table = GlueTable(task, Path(options.glue_dir))
-    return count_table(table, replace(options, column=",".join(task.texts)), progress)
+    return count_glue(task, Path(options.glue_dir), options.tokenizer, progress)
 
 
 _PUBLISHED = ("published_histograms.json", "glue_histograms.json")

@@ -1,17 +1,13 @@
-"""Tables of rows whose columns have lengths: integers are lengths, lists have one, texts get one by a tokenizer.
-
-The rows of files come from `evenpack.data.sources.tables`; those of GLUE's own files are made into the same `Table`
-here.
-"""
+"""Rows whose columns have lengths: integers are lengths, lists have one, texts get one by a tokenizer."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
@@ -29,30 +25,25 @@ Kind = Literal["number", "list", "text", "other"]
 log = logging.getLogger(__name__)
 
 
-class GlueTable:
-    """The training set of a task, from a folder of task folders."""
+def count_glue(task: GlueTask, directory: Path, tokenizer: str, progress: Progress) -> LengthHistogram:
+    """Counts the lengths of a task's training set, in a folder of task folders.
 
-    def __init__(self, task: GlueTask, directory: Path) -> None:
-        """Finds the file. Raises: DataError if it is missing."""
-        self._task = task
-        self._path = training_file(directory, task)
-        self.origin = str(self._path)
-        self.schema: dict[str, Any] = dict.fromkeys(self._task.texts, pa.string())
-        self.total_bytes = self._path.stat().st_size
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        places = [self._task.texts.index(name) for name in columns]
-        examples = read_task_rows(self._path, self._task)
-        while some := list(islice(examples, LONG_ROWS_AT_ONCE)):
-            yield Rows(
-                columns=tuple(pa.array([row.texts[place] for row in some], pa.string()) for place in places),
-                place=_place_namer(some),
-                bytes_read=some[-1].bytes_read,
-            )
+    Raises: DataError for a missing file and for a row of another form, with its line.
+    """
+    path = training_file(directory, task)
+    token_counter, counter = load_token_counter(tokenizer), LengthCounter()
+    shown = progress.begin(f"{path}: tokenising", unit="bytes")
+    rows, total_bytes = read_task_rows(path, task), path.stat().st_size
+    while some := list(islice(rows, LONG_ROWS_AT_ONCE)):
+        texts = [row.texts[0] if len(row.texts) == 1 else (row.texts[0], row.texts[1]) for row in some]
+        counter.add(token_counter.lengths(texts), partial(_place, some))
+        counts = {"documents": counter.sequences, "tokens": counter.tokens}
+        shown.update(some[-1].bytes_read, total_bytes, counts=counts)
+    return counter.histogram(str(path))
 
 
-def _place_namer(rows: Sequence[TaskRow]) -> Callable[[int], str]:
-    return lambda index: rows[index].where
+def _place(rows: Sequence[TaskRow], index: int) -> str:
+    return rows[index].where
 
 
 def count_table(table: Table, options: SubjectOptions, progress: Progress) -> LengthHistogram:

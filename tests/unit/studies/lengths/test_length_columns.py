@@ -264,7 +264,7 @@ def test_a_broken_file_is_named_with_what_is_wrong(case: str, tmp_path: Path) ->
 @pytest.mark.parametrize("text", [rb"the \ud800", b"the \xff"])
 def test_text_that_is_no_unicode_is_refused(text: bytes, tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "it"}\n{"text": "' + text + b'"}\n')
-    with pytest.raises(DataError, match="is not readable as JSON lines: .*(surrogate pair|UTF8)"):
+    with pytest.raises(DataError, match=r"is not readable as JSON lines: .*(surrogate pair|UTF8)"):
         counts(str(tmp_path / "a.jsonl"), tokenizer=tokenizer)
 
 
