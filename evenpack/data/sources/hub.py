@@ -21,6 +21,8 @@ from evenpack.errors import DataError
 from evenpack.files import expand_user
 
 _ROWS_AT_ONCE = 1000
+_OF_SAVED = (("state.json", "dataset_info.json"), ("dataset_dict.json",))
+"""The files that `save_to_disk` writes beside the rows, of a Dataset and of a DatasetDict."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """The mark that closes a stream of Arrow's record batches."""
 
@@ -33,7 +35,7 @@ def load_rows(name: str, subset: str | None, split: str, *, label: str) -> tuple
     import datasets
 
     folder = expand_user(name)
-    is_saved = (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+    is_saved = any(all((folder / name).is_file() for name in names) for names in _OF_SAVED)
     call = "load_from_disk" if is_saved else "load_dataset"
     bars_were_off = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # they would write over the caller's own
