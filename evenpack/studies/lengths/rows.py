@@ -35,7 +35,7 @@ def count_glue(task: GlueTask, directory: Path, tokenizer: str, progress: Progre
     shown = progress.begin(f"{path}: tokenising", unit="bytes")
     rows, total_bytes = read_task_rows(path, task), path.stat().st_size
     while some := list(islice(rows, LONG_ROWS_AT_ONCE)):
-        texts = [row.texts[0] if len(row.texts) == 1 else (row.texts[0], row.texts[1]) for row in some]
+        texts: list[Any] = [row.texts[0] if len(row.texts) == 1 else row.texts for row in some]
         counter.add(token_counter.lengths(texts), partial(_place, some))
         counts = {"documents": counter.sequences, "tokens": counter.tokens}
         shown.update(some[-1].bytes_read, total_bytes, counts=counts)
