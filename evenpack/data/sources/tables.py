@@ -175,7 +175,7 @@ class StreamedTable:
                 yield Rows(
                     columns=tuple(batch.column(name) for name in columns),
                     place=row_namer(self.origin, done),
-                    bytes_read=file.tell(),
+                    bytes_read=self.total_bytes if file.closed else file.tell(),  # Arrow closes a compressed one
                 )
                 done += len(batch)
 

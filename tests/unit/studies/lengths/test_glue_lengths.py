@@ -104,5 +104,5 @@ def test_an_option_that_does_not_go_with_a_task_is_refused(
 def test_lengths_that_come_along_take_no_option_of_other_inputs() -> None:
     with pytest.raises(ConfigError, match="--name does not apply to glue:cola, which is a published histogram"):
         read_histogram("glue:cola", SubjectOptions(name="short"))
-    with pytest.raises(ConfigError, match=r"glue:mrpc are the lengths of its texts \(sentence1, sentence2\)"):
+    with pytest.raises(ConfigError, match=r"glue:mrpc are the lengths of its texts \(#1 String, #2 String\)"):
         read_histogram("glue:mrpc")

@@ -165,7 +165,7 @@ def test_text_needs_a_tokenizer_and_a_tokenizer_needs_text(write: Writer, tmp_pa
         counts(source, column="text,text", tokenizer=tokenizer)
 
 
-@pytest.mark.parametrize("cell", ["0X1f", "1_0", "the cat"])
+@pytest.mark.parametrize("cell", ["1_0", "the cat"])
 def test_a_column_of_other_cells_than_numbers_is_text(cell: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"n\n3\n{cell}\n")
     with pytest.raises(ConfigError, match=r"column 'n' of .* is text .*need --tokenizer"):
