@@ -169,7 +169,7 @@ def _decompressed(file: IO[bytes], suffix: str) -> tuple[Any, tuple[type[Excepti
         return gzip.GzipFile(fileobj=file), (gzip.BadGzipFile, zlib.error)
     from backports import zstd  # which reading packs does not need
 
-    options = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
     return zstd.ZstdFile(file, options=options), (zstd.ZstdError,)
 
 
