@@ -19,11 +19,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import measuring
 import numpy as np
@@ -32,8 +33,8 @@ from loader import dataset_of
 from pydantic import ByteSize, TypeAdapter
 
 from evenpack.config import find_run_file, load_run_file
-from evenpack.data.mapped_pages import read_at_random
 from evenpack.data.sequences.view import LocatedSequences
+from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.preparing import prepare_run
@@ -137,14 +138,12 @@ def read(run: Run, limit: Limit, tokens: int, read_ahead: bool) -> dict[str, Any
     if limit.group is not None:
         (limit.group / "cgroup.procs").write_text(str(os.getpid()))
     config = load_run_file(run[0], RunConfig, run[1])
-    dataset = dataset_of(config)
+    with patch(f"{TokenFile.__module__}.exceeds_page_cache", lambda _: False) if read_ahead else nullcontext():
+        dataset = dataset_of(config)
     view = dataset.planner.sources[0].view
     assert isinstance(view, LocatedSequences)
     steps = tokens // (config.training.items_per_step * config.data.pack_length)
     before, began, read_tokens, sequences = bytes_from_disk(), time.process_time(), 0, 0
-    if read_ahead:
-        with read_at_random(view.token_file.mapped_arrays()):
-            pass  # at its end, pages are read ahead again
     for index in range(steps * dataset.settings.micro_batches):
         counts = dataset.arrays(index).local_counts
         read_tokens += counts.tokens

@@ -86,9 +86,6 @@ _USUAL_NAMES = {
 _MOST_LINES = 20
 """Lines of errors in a message."""
 
-_MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
-"""Limits of Linux and its file systems for a name in a path, and for a path."""
-
 _LINE_CHARACTERS = 118
 """Characters of a line of known words."""
 
@@ -149,20 +146,10 @@ def _expand_user(value: Any) -> Any:
         return value
     if not str(value).strip() or "\0" in str(value):
         raise ValueError(f"expected a path, found {quoted(str(value))}; the current directory is '.'")
-    longest = max(Path(value).parts, key=_file_name_bytes, default="")
-    if _file_name_bytes(longest) > _MOST_NAME_BYTES or _file_name_bytes(str(value)) > _MOST_PATH_BYTES:
-        raise ValueError(
-            f"expected a path of at most {_MOST_PATH_BYTES:,} bytes, and of names of at most {_MOST_NAME_BYTES}, found "
-            f"one of {_file_name_bytes(str(value)):,} with the name {quoted(longest)} of {_file_name_bytes(longest):,}"
-        )
     expanded = expand_users(value)
     if str(expanded).startswith("~"):
         raise ValueError(f"{value}: expected '~' or the name of a user after it, found no such user")
     return expanded
-
-
-def _file_name_bytes(name: str) -> int:
-    return len(name.encode(errors="surrogateescape"))
 
 
 UserPath = Annotated[Path, BeforeValidator(_expand_user)]

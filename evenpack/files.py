@@ -5,15 +5,13 @@ the files of a first one, so these names are the same in each, and a journal rec
 """
 
 import errno
-import glob
+import hashlib
 import json
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
@@ -21,12 +19,8 @@ import xxhash
 
 from evenpack.errors import ConfigError, EvenpackError, RunError
 
-_READ_BYTES = 1 << 22
-_ABANDONED_SECONDS = 7 * 24 * 3600
 _MOST_CHARACTERS = 1000
 """Characters of a path in a message: one may be too long for any file."""
-_MOST_LEVELS = 200
-"""Levels of JSON: no file of ours has more than ten, and functions that call themselves for each level have a limit."""
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -221,74 +215,12 @@ def atomic_directory(path: Path, *, replaces: bool = False) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextmanager
-def unfinished_directory(path: Path) -> Iterator[Path]:
-    """Makes a new folder beside `path` to fill and rename to it; several processes may do so at once.
-
-    It is locked until then, and removed if it was not renamed. Those that killed processes left are removed by
-    `remove_abandoned`.
-    """
-    folder, descriptor = _locked_folder(path)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-def remove_abandoned(path: Path) -> None:
-    """Removes the unfinished folders beside `path` whose processes are gone.
-
-    That is: nobody holds its lock, and it was made since this kernel started, whose locks are seen by all its
-    processes, also in containers. One of another machine, or from before a restart, goes after a week without change.
-    """
-    import fcntl
-
-    for folder in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
-        with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_ours = folder.name.split(".")[-3] == _kernel()
-                unchanged = time.time() - max(part.stat().st_mtime for part in (folder, *folder.iterdir()))
-                if is_at(folder, descriptor) and (is_ours or unchanged > _ABANDONED_SECONDS):
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-
-
-def _locked_folder(path: Path) -> tuple[Path, int]:
-    """Returns a new folder and the descriptor that locks it, where its file system has locks."""
-    import fcntl
-
-    while True:
-        folder = path.with_name(f".{path.name}.{_kernel()}.{uuid.uuid4().hex}.unfinished")
-        folder.mkdir(parents=True)
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # another process took it for abandoned before it was locked
-            continue
-        with suppress(OSError):  # without locks nobody takes it for abandoned
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if is_at(folder, descriptor):
-            return folder, descriptor
-        os.close(descriptor)
-
-
 def is_at(path: Path, descriptor: int) -> bool:
     """Returns whether a path still names the file or folder that was opened."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-@cache
-def _kernel() -> str:
-    """Returns what distinguishes this start of this machine's kernel; `other` where it does not say."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-    return "other"
 
 
 def write_text_once(path: Path, text: str) -> bool:
@@ -326,26 +258,12 @@ def parse_json_object(text: str | bytes, *, kind: str = "JSON line") -> dict[str
         raise ValueError(f"not a readable {kind}: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, found {type(value).__name__}")
-    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
-    if sum(map(text.count, brackets)) > _MOST_LEVELS and _is_nested_beyond(value, _MOST_LEVELS):  # type: ignore[arg-type]
-        raise ValueError(f"expected at most {_MOST_LEVELS} levels of objects and lists, found more")
     return value
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a file. Raises: OSError if it cannot be read, ValueError as `parse_json_object`."""
     return parse_json_object(path.read_bytes(), kind="JSON file")
-
-
-def _is_nested_beyond(value: Any, levels: int) -> bool:
-    """Returns whether a value holds lists and objects at more than `levels` levels, found without recursion."""
-    inner = [value]
-    for _ in range(levels):
-        parts = (part.values() if isinstance(part, dict) else part for part in inner)
-        inner = [child for part in parts for child in part if isinstance(child, dict | list)]
-        if not inner:
-            return False
-    return True
 
 
 def read_kept(path: Path) -> dict[str, Any] | None:
@@ -372,8 +290,5 @@ def _temporary(path: Path) -> Path:
 
 def file_checksum(path: Path) -> str:
     """Returns the XXH3 (128 bits, hexadecimal) of a file's bytes."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -89,10 +89,9 @@ class Digest:
 class ChunkReader:
     """Reads files chunk by chunk into one buffer, which each call overwrites."""
 
-    def __init__(self, *, leave_cached: bool = True) -> None:
-        """Prepares a buffer; with `leave_cached` false, pages are returned to the system unless others map them."""
+    def __init__(self) -> None:
+        """Prepares the buffer."""
         self._buffer = memoryview(bytearray(CHUNK_BYTES))
-        self._leave_cached = leave_cached
 
     def read(self, path: Path, chunk: int) -> memoryview:
         """Reads chunk number `chunk`, which is shorter at the end of the file. Raises: OSError."""
@@ -104,8 +103,6 @@ class ChunkReader:
                 if not count:
                     break
                 filled += count
-            if not self._leave_cached and hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, begin, filled, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
         return self._buffer[:filled]

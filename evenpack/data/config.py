@@ -54,8 +54,6 @@ class DataConfig(Section):
     """Whether `train` reads all prepared files during its first steps, each rank a share, and compares their checksums
     before it saves a checkpoint, and whether other commands that read the content compare it first; false: only file
     sizes are compared, which the other commands say."""
-    on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
-    """What `train` does if the files of a source or tokenizer have changed since the data was prepared."""
 
     @property
     def static_masks(self) -> MaskingConfig | None:

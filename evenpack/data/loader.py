@@ -46,15 +46,7 @@ from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.tokens.own import ABOUT_THE_LOSS, TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError, RunError
 from evenpack.extras import require
-from evenpack.files import (
-    expand_user,
-    explained,
-    read_json,
-    remove_abandoned,
-    system_error,
-    unfinished_directory,
-    write_json,
-)
+from evenpack.files import atomic_directory, expand_user, explained, read_json, system_error, write_json
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 
 if TYPE_CHECKING:
@@ -633,20 +625,17 @@ class OwnDocuments:
         """Returns a folder that this process has written whole, or that another one has and that is as it was then."""
         key = self._hashes[name]
         folder = cache / f"{key}-{_CACHE_VERSION}"
-        try:
-            remove_abandoned(folder)
-            if not folder.exists():
-                with unfinished_directory(folder) as unfinished:
+        if not folder.exists():
+            try:
+                with atomic_directory(folder) as unfinished:
                     view = self._view(name, documents, unfinished)
                     store_plan(unfinished, view, self.packing, pack_length=self.pack_length)
                     _write_checksums(unfinished, key)
-                    if not folder.exists():  # another rank may have been faster
-                        unfinished.rename(folder)
-                        return folder
-        except OSError as error:
-            if not folder.is_dir():
-                reason = system_error(error, cache, then="begin again, or give another folder or no `cache`")
-                raise RunError(f"the loader's cache cannot be filled: {reason}") from error
+                return folder
+            except OSError as error:
+                if not folder.is_dir():  # else another rank was faster
+                    reason = system_error(error, cache, then="begin again, or give another folder or no `cache`")
+                    raise RunError(f"the loader's cache cannot be filled: {reason}") from error
         _verify(folder, key)
         return folder
 

@@ -36,7 +36,7 @@ _OFF_UNLESS_GIVEN: dict[str, bool | None] = {
 """Keys of a source of text with their defaults, which decide nothing then: left out unless they have another value."""
 _TOKENIZER_AS_EVER = {"encoder": "files", "beginning": "none"}
 """Keys of a tokenizer with defaults that change nothing; they are newer than prepared sets that exist."""
-_NOT_OF_FILES = dict.fromkeys(("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"), True)
+_NOT_OF_FILES = dict.fromkeys(("prepared_dir", "tokens_dir", "order", "verify_in_training"), True)
 """Keys of the data section on which prepared files do not depend."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 

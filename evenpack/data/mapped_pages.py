@@ -2,8 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ def release_mapped_pages(array: np.ndarray) -> None:
 
 def read_alone(arrays: Iterable[np.ndarray]) -> None:
     """Lets pages of mapped arrays be read alone from now on, without the megabytes around each of them."""
-    for mapping in _mappings(arrays):
-        mapping.madvise(mmap.MADV_RANDOM)
+    for mapping in map(_mapping, arrays):
+        if mapping is not None:
+            mapping.madvise(mmap.MADV_RANDOM)
 
 
 def exceeds_page_cache(arrays: Iterable[np.ndarray]) -> bool:
@@ -52,21 +52,6 @@ def _limits_of_group(groups: Path = Path("/proc/self/cgroup"), root: Path = Path
                     text = limit.read_text().strip()
                     if text.isdigit():
                         yield int(text)
-
-
-@contextmanager
-def read_at_random(arrays: Sequence[np.ndarray]) -> Iterator[None]:
-    """Lets the pages of mapped arrays be read alone within the block; at its end they are read ahead."""
-    read_alone(arrays)
-    try:
-        yield
-    finally:
-        for mapping in _mappings(arrays):
-            mapping.madvise(mmap.MADV_NORMAL)
-
-
-def _mappings(arrays: Iterable[np.ndarray]) -> list[mmap.mmap]:
-    return [mapping for mapping in map(_mapping, arrays) if mapping is not None]
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:

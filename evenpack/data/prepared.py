@@ -12,7 +12,7 @@ import xxhash
 
 from evenpack.data.config import DataConfig
 from evenpack.data.keys import derive_key
-from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, remedy
+from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest
 from evenpack.data.opened_directories import record_opened
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.forms import Form, FormedStream
@@ -28,9 +28,9 @@ from evenpack.data.sequences.pairs import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
-from evenpack.data.verification import Content, require_verified
+from evenpack.data.verification import Content, Verifier, require_verified
 from evenpack.errors import DataError, NotPreparedError
-from evenpack.files import expand_user, explained
+from evenpack.files import expand_user
 
 if TYPE_CHECKING:
     from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ class PreparedData:
                 f"{directory} is prepared without source '{absent[0]}': run `evenpack prepare` with this run file, "
                 "which adds it, and leaves the others as they are"
             )
-        check_sizes(directory, manifest)
+        Verifier(directory, manifest).refuse_wrong_sizes()
         record_opened(directory)
         _allow_open_files(len(manifest.files))
         prepared = cls(directory, config, manifest)
@@ -294,22 +294,6 @@ def _say_unverified(directory: Path, reason: str) -> None:
 def _reopen(directory: Path, config: DataConfig, repacking: PackingConfig | None) -> PreparedData:
     prepared = PreparedData.open(directory, config, verify="later")  # by whoever opened what was pickled
     return prepared if repacking is None else prepared.repacked(repacking)
-
-
-def check_sizes(directory: Path, manifest: Manifest) -> None:
-    """Checks sizes. Raises: DataError naming each file that is missing or has another size than it was written with."""
-    wrong, shared = [], []
-    for record in manifest.files.values():
-        path = record.locate(directory)
-        with explained(path, DataError):
-            found = path.stat().st_size if path.is_file() else None
-        if found != record.content.bytes:
-            wrong.append(
-                f"  {path}: expected {record.content.bytes} bytes, found {'no file' if found is None else found}"
-            )
-            shared += [path] if record.is_shared else []
-    if wrong:
-        raise DataError("\n".join([f"{directory} is not as it was prepared:", *wrong, remedy(directory, shared)]))
 
 
 def _allow_open_files(files: int) -> None:

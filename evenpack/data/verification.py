@@ -16,10 +16,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_first_damage, find_wrong_size
+from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_wrong_size
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, FileRecord, Manifest, refuse_changed_inputs, remedy
-from evenpack.data.mapped_pages import memory_bytes
+from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import source_inputs
 from evenpack.errors import DataError, EvenpackError, NotPreparedError, RunError
 from evenpack.files import explained
@@ -54,22 +54,6 @@ Content = Literal["all", "lengths", "tokenizer"]
 """What is verified of a prepared set: all files; all but the tokens themselves; or the tokenizer alone."""
 
 
-class FileState(NamedTuple):
-    """What the system says of a file, which shows changes of its content without reading it."""
-
-    bytes: int
-    modified_ns: int
-    changed_ns: int
-    """Time of the last change of the content, name, owner or permissions, which nobody can set."""
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> "FileState":
-        """Asks the system. Raises: OSError."""
-        status = path.stat()
-        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-
-
 class FileChunk(NamedTuple):
     """One chunk of a file."""
 
@@ -85,8 +69,8 @@ class FileChunk(NamedTuple):
 class _Readers(threading.local):
     """A reader of chunks for each thread."""
 
-    def __init__(self, *, leave_cached: bool = True) -> None:
-        self._reader = ChunkReader(leave_cached=leave_cached)
+    def __init__(self) -> None:
+        self._reader = ChunkReader()
 
     def find_damage(self, piece: FileChunk) -> Damage | None:
         return find_damage(piece.path, piece.record.content, self._reader, chunk=piece.chunk)
@@ -122,31 +106,21 @@ class Verifier:
         """Bytes of the files, as they were written."""
         return sum(record.content.bytes for _, record in self._files())
 
-    def states(self) -> dict[Path, FileState]:
+    def states(self) -> dict[Path, InputFile]:
         """Returns the state of each file. Raises: DataError if one is missing, or the system cannot say."""
         found = {}
         for path, _ in self._files():
             with explained(path, DataError, missing=True):
-                found[path] = FileState.of(path)
+                found[path] = InputFile.of(path)
         return found
 
-    def find_changes(self, before: dict[Path, FileState]) -> tuple[Damage, ...]:
-        """Compares the files with their earlier states, of a time at which they were as they had been written.
-
-        Another size or time of modification is a change. Where only the time of the last change or the inode differs,
-        as after `chmod`, a new hard link, or a modification whose time was set back, the file is read, and its state
-        is remembered in `before` if it is as it was.
-        """
+    def find_changes(self, before: dict[Path, InputFile]) -> tuple[Damage, ...]:
+        """Compares the files' sizes and times of modification with those of a time at which they were as written."""
         found: list[Damage] = []
         for path, record in self._files():
             damage = find_wrong_size(path, record.content)
-            now = before[path] if damage is not None else FileState.of(path)
-            if now[:2] != before[path][:2]:
+            if damage is None and InputFile.of(path) != before[path]:
                 damage = Damage(path=path, problem=_WRITTEN_TO, first_bad_byte=None)
-            elif now != before[path]:
-                damage = find_first_damage(path, record.content)
-                if damage is None:
-                    before[path] = now
             found += [] if damage is None else [damage]
         return tuple(found)
 
@@ -173,12 +147,11 @@ class Verifier:
     ) -> Verified:
         """Reads one of `shares` parts of about the same number of chunks, in the calling thread.
 
-        A set that takes more than half of the machine's memory is not left in the page cache, which the loader needs;
-        it ends early if `is_cancelled`. `on_read` is called with the bytes read so far.
+        It ends early if `is_cancelled`. `on_read` is called with the bytes read so far.
         """
         wrong = self.find_wrong_sizes()
         pieces = self._pieces(wrong, (share, shares))
-        found = map(self._readers().find_damage, takewhile(lambda _: not is_cancelled(), pieces))
+        found = map(_Readers().find_damage, takewhile(lambda _: not is_cancelled(), pieces))
         return _read_all(pieces, found, wrong if share == 0 else {}, on_read=on_read)
 
     def verify_smallest(self, *, seconds: float) -> Verified:
@@ -186,11 +159,8 @@ class Verifier:
         deadline = time.monotonic() + seconds
         wrong = self.find_wrong_sizes()
         pieces = sorted(self._pieces(wrong), key=lambda piece: piece.record.content.bytes)
-        found = map(self._readers().find_damage, takewhile(lambda _: time.monotonic() <= deadline, pieces))
+        found = map(_Readers().find_damage, takewhile(lambda _: time.monotonic() <= deadline, pieces))
         return _read_all(pieces, found, wrong)
-
-    def _readers(self) -> "_Readers":
-        return _Readers(leave_cached=self.total_bytes <= memory_bytes() // 2)
 
     def _pieces(self, wrong: Container[Path], share: tuple[int, int] = (0, 1)) -> list[FileChunk]:
         """Returns every chunk of every file but those of a wrong size, or those of a share."""
@@ -207,6 +177,10 @@ class Verifier:
         """Returns the files that are missing, cut short or too long."""
         found = {path: find_wrong_size(path, record.content) for path, record in self._files()}
         return {path: damage for path, damage in found.items() if damage is not None}
+
+    def refuse_wrong_sizes(self) -> None:
+        """Compares sizes. Raises: DataError as `refuse`."""
+        self.refuse(tuple(self.find_wrong_sizes().values()))
 
     def refuse(self, damages: tuple[Damage, ...], *, seen: str = "") -> None:
         """Reports damage. Raises: DataError that names the damaged files, the start of the damage, and the remedy."""
@@ -239,7 +213,7 @@ def _holds(name: str, content: Content) -> bool:
             return name.startswith(f"{TOKENIZER_FOLDER}/")
 
 
-_verified: dict[tuple[Path, Content, tuple[int, int]], dict[Path, FileState]] = {}
+_verified: dict[tuple[Path, Content, tuple[int, int]], dict[Path, InputFile]] = {}
 """States of the files that this process has verified, which it does not read again while they are the same."""
 
 
@@ -292,7 +266,7 @@ def damage_behind(error: Exception, directory: Path) -> DataError | None:
     try:
         verifier = Verifier(directory, Manifest.read(directory))
         if only_sizes:
-            verifier.refuse(tuple(verifier.find_wrong_sizes().values()))
+            verifier.refuse_wrong_sizes()
         else:
             verifier.refuse(verifier.verify_smallest(seconds=_EXPLANATION_SECONDS).damages)
     except NotPreparedError:

@@ -16,7 +16,7 @@ from evenpack.data.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.workers import Workers
 from evenpack.data.sources.config import Source
-from evenpack.data.sources.files import files_below, find_files, saved_files, saved_splits
+from evenpack.data.sources.files import files_below, find_files
 from evenpack.data.sources.kinds import KINDS, open_corpus, source_inputs
 from evenpack.data.sources.lines import SourceReader
 from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -49,21 +49,18 @@ class FoundText:
     path: str | tuple[str, ...]
     """What the section of the source says: the path itself, patterns, or the files."""
     files: tuple[Path, ...]
-    split: str | None = None
-    """Split of a folder that holds several."""
 
     @property
     def section(self) -> dict[str, Any]:
         """The section of the source, without how its documents are read."""
         path = self.path if isinstance(self.path, str) else list(self.path)
-        return {"kind": self.kind, "path": path} | ({} if self.split is None else {"split": self.split})
+        return {"kind": self.kind, "path": path}
 
 
 def find_text(paths: Sequence[str]) -> tuple[FoundText, ...]:
     """Returns the text at the paths of `--data`: files, folders or patterns, an entry for each kind of their files.
 
-    Raises: ConfigError if a path leads to no file of text, or two to the same one; DataError for a folder of
-    `save_to_disk` that is damaged.
+    Raises: ConfigError if a path leads to no file of text, or two to the same one.
     """
     found = [text for path in paths for text in _at_path(path)]
     seen: dict[Path, int] = {}
@@ -133,11 +130,6 @@ def _note_of_plain_text(name: str, section: Mapping[str, Any]) -> str:
 
 def _at_path(given: str) -> Iterator[FoundText]:
     path = expand_user(given)
-    if path.is_dir() and (splits := saved_splits(path)) is not None:
-        split = "train" if "train" in splits else None
-        files = saved_files(path, split=split, key=None) or ()
-        yield FoundText(name=_name(path.resolve().name), kind="arrow", path=str(path), files=files, split=split)
-        return
     files = _files_at(path)
     kinds = {kind: tuple(file for file in files if file.name.endswith(_ENDINGS[kind])) for kind in _ENDINGS}
     kinds = {kind: members for kind, members in kinds.items() if members}
@@ -166,7 +158,7 @@ def _files_at(path: Path) -> tuple[Path, ...]:
         problem = "is neither a file nor a folder" if path.exists() else "does not exist"
         raise ConfigError(f"--data: {path} {problem}: give the file, folder or pattern of the text")
     try:
-        return find_files("text", path, suffixes=None, own_files=lambda at: saved_files(at, split=None, key=None))
+        return find_files("text", path, suffixes=None)
     except DataError as error:
         raise ConfigError(f"--data: no file matches {path}: give the file, folder or pattern of the text") from error
 
@@ -229,10 +221,9 @@ def _keys_of_strings(text: FoundText) -> list[str]:
             line = next(reader.filled_lines(), None)
             values = {} if line is None else reader.json_object(line)
         return [name for name, value in values.items() if isinstance(value, str)]
-    from evenpack.data.sources.tables import ArrowTable, ParquetTable, is_text  # pyarrow takes a while to import
+    from evenpack.data.sources.tables import ParquetTable, is_text  # pyarrow takes a while to import
 
-    table = ParquetTable(file) if text.kind == "parquet" else ArrowTable(file)
-    return [name for name, type_ in table.schema.items() if is_text(type_)]
+    return [name for name, type_ in ParquetTable(file).schema.items() if is_text(type_)]
 
 
 def _first(path: str | tuple[str, ...]) -> str:

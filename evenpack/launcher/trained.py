@@ -241,7 +241,7 @@ def _source(data: DataConfig, text: FoundText) -> Source:
     paths = tuple(Path(path).absolute() for path in ((text.path,) if isinstance(text.path, str) else text.path))
     values: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths, "validation_path": None}
     values |= {"weight": 1, "maximum_rows": None}
-    return own.model_copy(update=values | ({"split": text.split} if text.kind == "arrow" else {}))
+    return own.model_copy(update=values)
 
 
 def _data(data: DataConfig, sources: dict[str, Source], directory: Path) -> DataConfig:

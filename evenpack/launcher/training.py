@@ -14,8 +14,7 @@ from rich.table import Table
 
 from evenpack import console
 from evenpack.console import Report, pairs, percent
-from evenpack.data.prepared import check_sizes
-from evenpack.data.verification import explained_damage
+from evenpack.data.verification import Verifier, explained_damage
 from evenpack.engine.checkpoints.continuation import require_resumable
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
@@ -99,7 +98,7 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
 def _explained_by_data(result: LaunchResult, run: ResolvedRun) -> LaunchResult:
     """Names a prepared file that is cut short or gone, which kills ranks without a word (SIGBUS)."""
     try:
-        check_sizes(run.prepared.directory, run.prepared.manifest)
+        Verifier(run.prepared.directory, run.prepared.manifest).refuse_wrong_sizes()
     except DataError as error:
         message = f"{result.message}; {error}" if result.message else str(error)
         return replace(result, exit_code=EXIT_BAD_INPUT, message=message, error=str(error))

@@ -6,9 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import datasets
 import pyarrow as pa
-import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from small_run import evenpack
@@ -38,14 +36,6 @@ def write(folder: Path, kind: str) -> Path:
             (path / "README").write_text("of no known kind")
         case "parquet":
             pa.parquet.write_table(pa.table({"number": [1, 2], "content": TEXTS}), path := folder / "text.parquet")
-        case "feather of categories":
-            words = pa.table({"number": [1, 2], "content": pa.array(TEXTS).dictionary_encode()})
-            pa.feather.write_feather(words, path := folder / "text.feather")
-        case "saved data set":
-            datasets.Dataset.from_dict({"id": [1, 2], "content": TEXTS}).save_to_disk(path := folder / "saved")
-        case "saved splits":
-            splits = {name: datasets.Dataset.from_dict({"text": TEXTS}) for name in ("test", "train")}
-            datasets.DatasetDict(splits).save_to_disk(path := folder / "saved")
     return path
 
 
@@ -56,9 +46,6 @@ def write(folder: Path, kind: str) -> Path:
         ("jsonl with another key", "text", {"kind": "jsonl", "text_key": "body"}),
         ("folder of text", "texts", {"kind": "text"}),
         ("parquet", "text", {"kind": "parquet", "text_key": "content"}),
-        ("feather of categories", "text", {"kind": "arrow", "text_key": "content"}),
-        ("saved data set", "saved", {"kind": "arrow", "text_key": "content"}),
-        ("saved splits", "saved", {"kind": "arrow", "text_key": "text", "split": "train"}),
     ],
 )
 def test_the_run_file_names_the_text_as_it_is(kind: str, name: str, expected: dict[str, Any], tmp_path: Path) -> None:

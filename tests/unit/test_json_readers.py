@@ -13,7 +13,6 @@ from evenpack.data.manifest import Manifest
 from evenpack.data.order.blocked_plan import open_blocks
 from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences import open_view
-from evenpack.data.sources.files import saved_splits
 from evenpack.data.tokenizers.byte_pairs import read_byte_pairs
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import TokenFile
@@ -41,7 +40,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a checkpoint": ("manifest.json", lambda file: read_manifest(file.parent)),
     "a cost model": ("cost.json", CostModel.read),
     "a run's record": ("run.json", lambda file: read_run_record(file.parent)),
-    "a saved dataset": ("dataset_dict.json", lambda file: saved_splits(file.parent)),
     "a tokenizer": ("tokenizer_config.json", lambda file: Tokenizer.load(file.parent)),
     "GPT-2's vocabulary": ("vocab.json", lambda file: read_byte_pairs(file.parent)),
     "questions": ("train.json", read_questions),
@@ -94,16 +92,3 @@ def test_a_file_that_cannot_be_read_says_so_and_not_that_the_disk_is_full(
     with pytest.raises(EvenpackError, match="Permission denied") as caught:
         read(tmp_path / name)
     assert "free" not in str(caught.value).lower()
-
-
-def test_levels_are_counted_and_brackets_in_a_text_are_none() -> None:
-    assert parse_json_object(b'{"text": "' + b"[" * 1000 + b'"}') == {"text": "[" * 1000}
-    wide = {"a": [{"b": []}] * 1000}
-    assert parse_json_object(str(wide).replace("'", '"')) == wide
-    for levels, fine in ((199, True), (200, False)):
-        line = '{"a": ' + "[" * levels + "]" * levels + "}"
-        if fine:
-            assert parse_json_object(line)
-        else:
-            with pytest.raises(ValueError, match="at most 200 levels"):
-                parse_json_object(line)

@@ -86,20 +86,6 @@ class ParquetSource(SourceOfFiles):
     """The column whose string is the document."""
 
 
-class ArrowSource(SourceOfFiles):
-    """Arrow files with a column of text, or folders that `datasets` has written with `save_to_disk`."""
-
-    kind: Literal["arrow"]
-    path: UserPaths | None = None
-    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order. A folder of
-    `save_to_disk` is read in its own order of files."""
-    text_key: str = "text"
-    """The column whose string is the document."""
-    split: str | None = None
-    """Name of a split of a folder that holds a `DatasetDict`; null for all other files and folders. It applies to
-    `path` only: `validation_path` names the folder of a split, or files."""
-
-
 class TextSource(SourceOfFiles):
     """Plain UTF-8 text files."""
 
@@ -119,7 +105,7 @@ class TextSource(SourceOfFiles):
 
 
 class HubSource(_SourceOfForeignText):
-    """A dataset of the Hugging Face hub, or a local folder of that shape, read through `datasets`."""
+    """A dataset of the Hugging Face hub, or a local folder of that shape or of `save_to_disk`, read by `datasets`."""
 
     kind: Literal["hub"]
     name: str
@@ -174,6 +160,6 @@ class Hdf5Source(_SourceBase):
 
 
 Source = Annotated[
-    BuiltinSource | JsonlSource | ParquetSource | ArrowSource | TextSource | HubSource | MegatronSource | Hdf5Source,
+    BuiltinSource | JsonlSource | ParquetSource | TextSource | HubSource | MegatronSource | Hdf5Source,
     Field(discriminator="kind"),
 ]

@@ -10,17 +10,14 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from evenpack.data.sources.config import ArrowSource, JsonlSource, ParquetSource, SourceOfFiles, TextSource
+from evenpack.data.sources.config import JsonlSource, ParquetSource, SourceOfFiles, TextSource
 from evenpack.data.sources.corpus import Document, FileCorpus, Piece, SourceKind, make_document
 from evenpack.data.sources.files import (
-    ARROW_SUFFIXES,
     KEYS_WITHIN,
     SPLIT_KEYS,
-    FolderFiles,
     InputFile,
     SourceFiles,
     SplitsOfRows,
-    saved_files,
 )
 from evenpack.data.sources.lines import (
     JSONL_SUFFIXES,
@@ -28,15 +25,15 @@ from evenpack.data.sources.lines import (
     is_compressed,
     line_bounds,
     too_long_error,
-    value_of,
 )
 from evenpack.data.sources.rows import filled_lines, paragraphs
 from evenpack.errors import DataError
 
 if TYPE_CHECKING:
-    from evenpack.data.sources.tables import BlockTable, Rows
+    from evenpack.data.sources.tables import ParquetTable, Rows
 
 
+_MOST_KEYS_SHOWN = 20
 SectionT = TypeVar("SectionT", bound=SourceOfFiles)
 
 
@@ -45,7 +42,6 @@ def kind_of_files(
     *,
     suffixes: tuple[str, ...] | None,
     recognised_endings: tuple[str, ...] = (),
-    own_files: Callable[[str, SectionT, str], FolderFiles] = lambda name, source, key: lambda folder: None,
 ) -> SourceKind[SectionT]:
     """Returns the kind of source whose documents in a file are the documents of its `piece`.
 
@@ -56,22 +52,17 @@ def kind_of_files(
             decides. It is told the first file of these, whose first row says a split for all.
         suffixes: endings of its files in a folder; None: any.
         recognised_endings: as in `SourceKind`, where any suffix is read; else they are `suffixes`.
-        own_files: returns how folders that are datasets list their files, for a source's name, its section, and the key
-            of the section whose paths are searched.
     """
 
-    def files_of(name: str, source: SectionT) -> SourceFiles:
-        return SourceFiles.find(name, source, suffixes=suffixes, own_files=lambda key: own_files(name, source, key))
-
     def open_corpus(name: str, source: SectionT) -> FileCorpus:
-        files = files_of(name, source)
+        files = SourceFiles.find(name, source, suffixes=suffixes)
         named = source.has_validation_documents
         validation = [piece(source, path, True, files.validation[0]) for path in files.validation]
         training = [piece(source, path, False if named else None, files.training[0]) for path in files.training]
         return FileCorpus(pieces=(*validation, *training))
 
     def inputs(name: str, source: SectionT) -> tuple[InputFile, ...]:
-        files = files_of(name, source)
+        files = SourceFiles.find(name, source, suffixes=suffixes)
         return tuple(InputFile.of(path) for path in (*files.validation, *files.training))
 
     return SourceKind(open_corpus=open_corpus, inputs=inputs, recognised_endings=suffixes or recognised_endings)
@@ -171,8 +162,12 @@ class JsonlPiece(_LinesPiece[JsonlSource, bytes]):
             raise DataError(f"{reader.where}: the key '{key}' occurs twice: remove the one that is not the document")
         if isinstance(text := found.get(key), str):
             return text
-        other = value_of(found, key, reader.where, remedy="Set the source's text_key")
-        raise DataError(f"{reader.where}: '{key}' must be a string, found {type(other).__name__}")
+        if key not in found:
+            keys = ", ".join(map(repr, islice(found, _MOST_KEYS_SHOWN)))
+            raise DataError(
+                f"{reader.where}: no key '{key}'; existing keys: {keys or 'none'}. Set the source's text_key"
+            )
+        raise DataError(f"{reader.where}: '{key}' must be a string, found {type(found[key]).__name__}")
 
 
 def _keys(line: bytes) -> list[str]:
@@ -222,93 +217,70 @@ class TextPiece(_LinesPiece[TextSource, str]):
 
 @dataclass(frozen=True)
 class ColumnPiece:
-    """The strings of one column; blocks before the first requested document are not read."""
+    """The strings of one column; row groups before the first requested document are not read."""
 
-    source: ParquetSource | ArrowSource
+    source: ParquetSource
     path: Path
     is_held_out: bool | None
     first: Path
     """The first file of the source, whose rows are of the same split."""
-    first_block: int = 0
     begin: int = 0
-    """The first row, which begins its block."""
+    """The first row, which begins a row group."""
     stop: int | None = None
     """The row after the last one; None at the end of the file."""
     share_bytes: int | None = None
-    """Bytes of the file, in proportion to the content of its blocks; None for the whole file."""
+    """Bytes of the file, in proportion to the content of its row groups; None for the whole file."""
 
     @property
     def total_bytes(self) -> int:
         return self.path.stat().st_size if self.share_bytes is None else self.share_bytes
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
-        table = _open_table(self.source, self.path)
+        table = _open_table(self.path)
         column = table.text_column(self.source.text_key)
-        stop = sum(block.rows for block in table.blocks(column)) if self.stop is None else self.stop
+        stop = table.row_count if self.stop is None else self.stop
         count, total_bytes = stop - self.begin, self.total_bytes
         if start >= count:
             return start - count
         done = start
         said = table.texts_among(key for key in SPLIT_KEYS if key not in column)
-        found = table.rows(
-            (*column, *said), start=self.begin + start, stop=stop, first_block=self.first_block, first_row=self.begin
-        )
+        found = table.rows((*column, *said), start=self.begin + start, stop=stop)
         splits = SplitsOfRows()
         if said:  # others may have read the rows between
-            first = _open_table(self.source, self.first)
+            first = _open_table(self.first)
             known = first.texts_among(said)
             for rows in islice(first.rows(known), 1) if known else ():
                 _see_splits(splits, known, [column[:1] for column in rows.columns], rows)
         for rows in found:
             _see_splits(splits, said, rows.columns[1:], rows)
-            for index, text in enumerate(self._texts(rows)):
+            for index, value in enumerate(rows.columns[0]):
+                where = partial(rows.place, index)
+                text = text_of(value, self.source.text_key, where, most=self.source.maximum_document_bytes)
                 done += 1
                 bytes_read = bytes_before + total_bytes * done // count
-                yield make_document(text, bytes_read, partial(rows.place, index), is_held_out=self.is_held_out)
+                yield make_document(text, bytes_read, where, is_held_out=self.is_held_out)
         return 0
 
     def divided(self, target_bytes: int) -> tuple["ColumnPiece", ...]:
-        """Yields neighbouring blocks together, up to `target_bytes`."""
-        table = _open_table(self.source, self.path)
-        blocks = table.blocks(table.text_column(self.source.text_key))
-        rows = [0, *accumulate(block.rows for block in blocks)]
-        weights = [0, *accumulate(block.weight for block in blocks)]
+        """Yields neighbouring row groups together, up to `target_bytes`."""
+        table = _open_table(self.path)
+        groups = [*table.row_groups(table.text_column(self.source.text_key))]
+        rows = [0, *accumulate(count for count, _ in groups)]
+        weights = [0, *accumulate(stored for _, stored in groups)]
         edges = [self.total_bytes * weight // max(1, weights[-1]) for weight in weights]
         cuts = tuple(_cuts(edges, target_bytes))
         if len(cuts) < 2:
             return (self,)
         return tuple(
-            replace(
-                self,
-                first_block=first,
-                begin=rows[first],
-                stop=rows[last],
-                share_bytes=edges[last] - edges[first],
-            )
+            replace(self, begin=rows[first], stop=rows[last], share_bytes=edges[last] - edges[first])
             for first, last in cuts
         )
 
-    def _texts(self, rows: "Rows") -> Iterator[str]:
-        """Yields texts.
 
-        Raises: DataError with file and row for a null, for a text that is too long, or for bytes that are not UTF-8.
-        """
-        key = self.source.text_key
-        for index, value in enumerate(rows.columns[0]):
-            refuse_long_text(value, partial(rows.place, index), most=self.source.maximum_document_bytes)
-            try:
-                text = value.as_py()
-            except UnicodeDecodeError as error:
-                raise DataError(f"{rows.place(index)}: '{key}' is not valid UTF-8: {error.reason}") from error
-            if text is None:
-                raise DataError(f"{rows.place(index)}: '{key}' is null, expected a string")
-            yield text
+def _open_table(path: Path) -> "ParquetTable":
+    from evenpack.data.sources.tables import ParquetTable  # pyarrow takes a while to import
 
-
-def _open_table(source: ParquetSource | ArrowSource, path: Path) -> "BlockTable":
-    from evenpack.data.sources.tables import ArrowTable, ParquetTable  # pyarrow takes a while to import
-
-    return ParquetTable(path) if source.kind == "parquet" else ArrowTable(path)
+    return ParquetTable(path)
 
 
 def _see_splits(splits: SplitsOfRows, keys: Sequence[str], columns: Sequence[Any], rows: "Rows") -> None:
@@ -318,12 +290,23 @@ def _see_splits(splits: SplitsOfRows, keys: Sequence[str], columns: Sequence[Any
             splits.see(key, value, partial(rows.place, index))
 
 
-def refuse_long_text(value: Any, where: Callable[[], str], *, most: int) -> None:
-    """Checks a scalar of `pyarrow` before it is copied. Raises: DataError for a text of more than `most` bytes."""
+def text_of(value: Any, key: str, where: Callable[[], str], *, most: int) -> str:
+    """Returns the text of a scalar of `pyarrow`, which is not copied before its length is known.
+
+    Raises: DataError for a text of more than `most` bytes, for bytes that are not UTF-8, and for what is no text.
+    """
     value = getattr(value, "value", value)  # the value of a dictionary's scalar
     buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
     if buffer is not None and buffer.size > most:
         raise too_long_error(where(), "text", most=most)
+    try:
+        text = value if value is None else value.as_py()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where()}: '{key}' is not valid UTF-8: {error.reason}") from error
+    if not isinstance(text, str):
+        found = "null" if text is None else type(text).__name__
+        raise DataError(f"{where()}: '{key}' must be a string, found {found}")
+    return text
 
 
 def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
@@ -335,12 +318,6 @@ def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
             first = last
 
 
-def _saved_files(name: str, source: ArrowSource, key: str) -> FolderFiles:
-    if key == "path":
-        return partial(saved_files, split=source.split, key=f"data.sources.{name}.split")
-    return partial(saved_files, split=None, key=None)
-
-
 JSONL: SourceKind[JsonlSource] = kind_of_files(JsonlPiece, suffixes=JSONL_SUFFIXES)
 
 
@@ -348,6 +325,3 @@ TEXT: SourceKind[TextSource] = kind_of_files(TextPiece, suffixes=None, recognise
 
 
 PARQUET: SourceKind[ParquetSource] = kind_of_files(ColumnPiece, suffixes=(".parquet",))
-
-
-ARROW: SourceKind[ArrowSource] = kind_of_files(ColumnPiece, suffixes=ARROW_SUFFIXES, own_files=_saved_files)

@@ -1,10 +1,4 @@
-"""Finds the files of a source's `path`, in an order that is the same on every machine, and their state.
-
-A folder that `datasets` wrote with `save_to_disk` has an order of its own, which is read without that library:
-
-FOLDER/state.json, dataset_info.json, data-00000-of-00002.arrow ...      a Dataset; state.json lists its files
-FOLDER/dataset_dict.json, train/, test/ ...                              a DatasetDict; each folder is a Dataset
-"""
+"""Finds the files of a source's `path`, in an order that is the same on every machine, and their state."""
 
 import logging
 import re
@@ -18,7 +12,6 @@ from typing import Any
 from evenpack.config import Section
 from evenpack.data.sources.config import Hdf5Source, SourceOfFiles
 from evenpack.errors import DataError
-from evenpack.files import explained, read_json
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +32,12 @@ KEYS_WITHIN = ("meta", "metadata")
 _COPIED = re.compile(r"(?P<before>.+?)( \(\d+\)| ?- Copy( \(\d+\))?| copy( \d+)?)|Copy of (?P<after>.+)")
 """Names, without their endings, that browsers and file managers give to a copy."""
 _MOST_NAMED = 3
-ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
-"""Suffixes of files in Arrow's own format."""
-_CACHE = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")
 _OTHER_DATA = re.compile(
     r".*\.(jsonl|ndjson|parquet|arrows?|feather|csv|tsv|gz|zst|bz2|xz|lz4|zip|tar|tgz)", re.IGNORECASE
 )
 """Endings of names that show data."""
 _OF_TABLES = re.compile(r"_delta_log|\.hoodie|_temporary|.+\.metadata\.json")
 """What Delta Lake, Hudi, Spark and Iceberg keep beside files of which some no longer, or not yet, belong to a table."""
-_STATE = "state.json"
-_DICTIONARY = "dataset_dict.json"
 
 
 class InputFile(Section):
@@ -66,17 +54,12 @@ class InputFile(Section):
         return cls(path=str(path.resolve()), bytes=status.st_size, modified_ns=status.st_mtime_ns)
 
 
-FolderFiles = Callable[[Path], tuple[Path, ...] | None]
-"""Returns the files of a folder that is a dataset, in its own order; None for any other folder."""
-
-
 def find_files(
     name: str,
     paths: Path | Sequence[Path] | None,
     *,
     suffixes: tuple[str, ...] | None,
     key: str = "path",
-    own_files: FolderFiles = lambda _: None,
     of_one_split: bool = False,
 ) -> tuple[Path, ...]:
     """Returns the files of each path of a source, one path after the other.
@@ -90,12 +73,12 @@ def find_files(
     """
     if paths is None:
         raise DataError(f"source '{name}' has no path: give data.sources.{name}.{key}=FILE (a file, folder or pattern)")
-    search = _Search(source=name, override=f"data.sources.{name}.{key}=FILE", suffixes=suffixes, own_files=own_files)
+    search = _Search(source=name, override=f"data.sources.{name}.{key}=FILE", suffixes=suffixes)
     found: dict[object, tuple[Path, Path]] = {}
     for path in (paths,) if isinstance(paths, Path) else paths:
         try:
             files = search.files_of(path)
-            if of_one_split and not path.is_file() and (not path.is_dir() or own_files(path) is None):
+            if of_one_split and not path.is_file():
                 refuse_mixed_splits(name, files, path, key)
                 _refuse_copies(name, files, key)
             for file in files:
@@ -129,19 +112,16 @@ class SourceFiles:
         source: SourceOfFiles | Hdf5Source,
         *,
         suffixes: tuple[str, ...] | None,
-        own_files: Callable[[str], FolderFiles] = lambda key: lambda folder: None,
     ) -> "SourceFiles":
-        """Finds the files of the source with this name; `own_files` is asked with the key of the searched paths.
+        """Finds the files of the source with this name.
 
         Raises: DataError as `find_files`, and for a file that is both for training and for validation.
         """
-        training = find_files(name, source.path, suffixes=suffixes, own_files=own_files("path"), of_one_split=True)
+        training = find_files(name, source.path, suffixes=suffixes, of_one_split=True)
         if source.validation_path is None:
             return cls(training=training, validation=())
         key = "validation_path"
-        validation = find_files(
-            name, source.validation_path, suffixes=suffixes, key=key, own_files=own_files(key), of_one_split=True
-        )
+        validation = find_files(name, source.validation_path, suffixes=suffixes, key=key, of_one_split=True)
         held_out = set(map(_identity, validation))
         shared = [path for path in training if _identity(path) in held_out]
         if shared:
@@ -268,7 +248,7 @@ def refuse_mixed_splits(source: str, files: Iterable[Path], path: Path, key: str
 
 
 def _refuse_copies(source: str, files: Sequence[Path], key: str) -> None:
-    """Raises DataError for a file beside its copy, also a compressed one, and for what `datasets` made of others."""
+    """Raises DataError for a file beside its copy, also a compressed one."""
     seen: dict[str, Path] = {}
     for file in files:
         other = seen.setdefault(re.sub(r"\.(gz|zst)$", "", str(file)), file)
@@ -286,12 +266,6 @@ def _refuse_copies(source: str, files: Sequence[Path], key: str) -> None:
                 f"source '{source}' leads to {original} and {file}, of which one is a copy of the other, by their "
                 f"names and sizes: remove one, or name the files in data.sources.{source}.{key}"
             )
-    kept = [file for file in files if _CACHE.fullmatch(file.name)]
-    if kept and len(kept) < len(files):
-        raise DataError(
-            f"source '{source}' leads to {_named(kept)}, where `datasets` keeps what it made of other files (by map or "
-            f"filter), and to these others: name the files to be read in data.sources.{source}.{key}"
-        )
 
 
 def _named(files: Sequence[Path]) -> str:
@@ -316,7 +290,6 @@ class _Search:
     source: str
     override: str
     suffixes: tuple[str, ...] | None
-    own_files: FolderFiles
 
     def files_of(self, path: Path) -> tuple[Path, ...]:
         """Returns the files of a path. Raises: DataError if there are none."""
@@ -329,21 +302,12 @@ class _Search:
         return self._of_pattern(path)
 
     def _of_folder(self, folder: Path) -> tuple[Path, ...]:
-        own = self.own_files(folder)
-        if own is not None:
-            return own
         below = files_below(folder)
         files = tuple(file for file in below if self.suffixes is None or file.name.endswith(self.suffixes))
         self._look_beside(folder, files, below)
         if not files:
             expected = "files" if self.suffixes is None else " or ".join(f"*{suffix}" for suffix in self.suffixes)
             raise DataError(f"source '{self.source}': folder {folder} holds no {expected}; give {self.override}")
-        for inner in sorted({file.parent for file in files}):
-            if self.own_files(inner) is not None:
-                raise DataError(
-                    f"source '{self.source}': folder {folder} holds {inner}, which is a dataset of its own: give that "
-                    f"folder, a list of such folders, or a pattern, instead of FILE in {self.override}"
-                )
         return files
 
     def _look_beside(self, folder: Path, files: Sequence[Path], below: Sequence[Path]) -> None:
@@ -369,7 +333,7 @@ class _Search:
             )
 
     def _of_pattern(self, pattern: Path) -> tuple[Path, ...]:
-        """Returns the files that match, and the files of matching folders that are datasets."""
+        """Returns the files that match."""
         if any("**" in part and part != "**" for part in pattern.parts):  # Python 3.13 would read it as a single *
             raise DataError(
                 f"source '{self.source}': {pattern} is not a glob pattern: ** matches folders of any depth and must "
@@ -377,15 +341,12 @@ class _Search:
             )
         matches = sorted(Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))))
         base = _before_glob(pattern)
-        files = tuple(file for match in matches if not _is_hidden(match, base) for file in self._of_match(match))
+        files = tuple(match for match in matches if match.is_file() and not _is_hidden(match, base))
         if not files:
             raise DataError(
                 f"source '{self.source}': {pattern} does not exist, and no file matches it; give {self.override}"
             )
         return files
-
-    def _of_match(self, match: Path) -> tuple[Path, ...]:
-        return (match,) if match.is_file() else self.own_files(match) or ()
 
 
 def _before_glob(pattern: Path) -> Path:
@@ -405,66 +366,3 @@ def _found_twice(name: str, key: str, *, first: tuple[Path, Path], second: tuple
         f"source '{name}' leads to {same} ({by}): leave one out of data.sources.{name}.{key}; to read a source more "
         "often than others, raise its weight"
     )
-
-
-def saved_splits(folder: Path) -> tuple[str, ...] | None:
-    """Returns the splits of a folder that holds a DatasetDict, none if it holds a Dataset; None for any other folder.
-
-    Raises: DataError if the list of splits cannot be read.
-    """
-    if (folder / _DICTIONARY).is_file():
-        splits = _read_description(folder / _DICTIONARY).get("splits")
-        if not isinstance(splits, list) or not splits:
-            raise _damaged(folder / _DICTIONARY, "no list of 'splits'")
-        return tuple(str(split) for split in splits)
-    return () if (folder / _STATE).is_file() and (folder / "dataset_info.json").is_file() else None
-
-
-def saved_files(folder: Path, *, split: str | None, key: str | None) -> tuple[Path, ...] | None:
-    """Returns the files of a saved dataset in its own order, or None if the folder is none.
-
-    `key` is the split's key in the run file; None: there is none, and a split is named by its folder.
-
-    Raises: DataError for a DatasetDict without a known split, for a Dataset with one, and for files that are missing.
-    """
-    splits = saved_splits(folder)
-    if splits is None:
-        return None
-    if not splits:
-        if split is not None:
-            raise DataError(f"{folder} holds one dataset and no splits: leave {key}={split} out")
-        return _listed_files(folder)
-    if split not in splits:
-        found = "no split is named" if split is None else f"'{split}' is none of them"
-        remedy = f"give {folder / splits[0]} or another one's folder" if key is None else f"choose one with {key}=SPLIT"
-        raise DataError(f"{folder} holds the splits {', '.join(splits)}, and {found}: {remedy}")
-    return _listed_files(folder / split)
-
-
-def _listed_files(folder: Path) -> tuple[Path, ...]:
-    state = _read_description(folder / _STATE)
-    if any(state[key] for key in state if key.startswith("_indices")):
-        raise DataError(
-            f"{folder / _STATE} selects rows by a table of indices, as old versions of datasets wrote it: load and "
-            "save the dataset again"
-        )
-    listed = state.get("_data_files")
-    if not isinstance(listed, list) or not all(isinstance(file, dict) and "filename" in file for file in listed):
-        raise _damaged(folder / _STATE, "no list of file names under '_data_files'")
-    files = tuple(folder / str(file["filename"]) for file in listed)
-    for file in files:
-        if not file.is_file():
-            raise DataError(f"{folder / _STATE} lists {file.name}, which is missing: copy the whole folder again")
-    return files
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    try:
-        with explained(path, DataError):
-            return read_json(path)
-    except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from error
-
-
-def _damaged(path: Path, finding: str) -> DataError:
-    return DataError(f"{path} is not in the form of save_to_disk: {finding}; copy the whole folder again")

@@ -1,5 +1,6 @@
-"""The source `hub`: a dataset of the Hugging Face hub, or a local folder of that form, through `datasets`."""
+"""The source `hub`: a dataset of the hub, or a local folder of that form or of `save_to_disk`, through `datasets`."""
 
+import os
 import re
 from collections.abc import Generator, Iterator
 from functools import partial
@@ -8,48 +9,62 @@ from typing import Any
 
 from evenpack.data.sources.config import HubSource
 from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, make_document
-from evenpack.data.sources.file_sources import refuse_long_text
+from evenpack.data.sources.file_sources import text_of
 from evenpack.data.sources.files import (
     InputFile,
     files_below,
     refuse_mixed_splits,
     refuse_split_column,
-    saved_splits,
     split_of,
 )
 from evenpack.errors import DataError
 from evenpack.files import expand_user
 
 _ROWS_AT_ONCE = 1000
+_OF_SAVED = (("state.json", "dataset_info.json"), ("dataset_dict.json",))
+"""The files that `save_to_disk` writes beside the rows, of a Dataset and of a DatasetDict."""
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""The mark that closes a stream of Arrow's record batches."""
 
 
 def load_rows(name: str, subset: str | None, split: str, *, label: str) -> tuple[Any, Any]:
-    """Returns a split as a `datasets.Dataset`, and the builder that found its files.
+    """Returns a split as a `datasets.Dataset`, and the builder that found its files; None for one of `save_to_disk`.
 
     Raises: DataError, beginning with `label`, if it cannot be loaded.
     """
     import datasets
 
     folder = expand_user(name)
-    if saved_splits(folder) == ():
-        raise DataError(
-            f"{label}: {name} was written by save_to_disk, which datasets.load_dataset does not read: in a run file, "
-            f"give the source `kind: arrow` and `path: {name}`"
-        )
+    is_saved = any(all((folder / name).is_file() for name in names) for names in _OF_SAVED)
+    call = "load_from_disk" if is_saved else "load_dataset"
     bars_were_off = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # they would write over the caller's own
     try:
+        if is_saved:
+            return _saved_split(datasets.load_from_disk(folder), split), None
         builder = datasets.load_dataset_builder(str(folder) if folder.is_dir() else name, subset)
         builder.download_and_prepare()
         return builder.as_dataset(split), builder
     except Exception as error:  # `datasets` raises all errors of its readers, filesystems and the network
         raise DataError(
-            f"{label}: datasets.load_dataset('{name}', {subset!r}, split='{split}') failed: "
-            f"{type(error).__name__}: {error}"
+            f"{label}: datasets.{call}('{name}', {subset!r}, split='{split}') failed: {type(error).__name__}: {error}"
         ) from error
     finally:
         if not bars_were_off:
             datasets.enable_progress_bars()
+
+
+def _saved_split(loaded: Any, split: str) -> Any:
+    """Returns a split of what `save_to_disk` wrote; a Dataset that does not say its own is `train`."""
+    found = loaded if isinstance(loaded, dict) else {str(loaded.split or "train"): loaded}
+    if split not in found:
+        raise DataError(f"it holds {', '.join(found)}: set the source's split")
+    for file in found[split].cache_files:
+        with Path(file["filename"]).open("rb") as stream:
+            stream.seek(-len(_END_OF_STREAM), os.SEEK_END)
+            if stream.read() != _END_OF_STREAM:  # which Arrow does not notice after a whole record batch
+                raise DataError(f"{file['filename']} is cut off: copy the whole folder again")
+    return found[split]
 
 
 class HubPiece:
@@ -59,10 +74,10 @@ class HubPiece:
         """Loads the split. Raises: DataError if it cannot be loaded, is of files of several, or has no such column."""
         dataset, builder = load_rows(source.name, source.subset, split, label=f"source '{name}'")
         folder = expand_user(source.name)
-        base = folder.resolve() if folder.is_dir() else Path(builder.base_path, "*")
-        for part, files in (builder.config.data_files or {}).items():
+        for part, files in ((builder and builder.config.data_files) or {}).items():
             if part in re.findall(r"[\w.-]+", split) and (is_held_out or split_of(str(part)) in (None, "train")):
-                key, kinds = "validation_path" if is_held_out else "path", " of kind jsonl, parquet, arrow or text"
+                key, kinds = "validation_path" if is_held_out else "path", " of kind jsonl, parquet or text"
+                base = folder.resolve() if folder.is_dir() else Path(builder.base_path, "*")
                 refuse_mixed_splits(name, map(Path, files), base, key, kinds=kinds)
         if source.text_key not in dataset.column_names:
             raise DataError(
@@ -79,10 +94,7 @@ class HubPiece:
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
         for number, value in enumerate(self._values(start), start=start):
             where = partial(self._place, number)
-            refuse_long_text(value, where, most=self._source.maximum_document_bytes)
-            text = value.as_py()
-            if not isinstance(text, str):
-                raise DataError(f"{where()}: '{self._source.text_key}' must be a string, found {type(text).__name__}")
+            text = text_of(value, self._source.text_key, where, most=self._source.maximum_document_bytes)
             bytes_read = bytes_before + self.total_bytes * (number + 1) // self._count
             yield make_document(text, bytes_read, where, is_held_out=self._is_held_out)
         return max(0, start - self._count)

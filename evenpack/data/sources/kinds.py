@@ -9,7 +9,7 @@ from evenpack.data.keys import derive_key
 from evenpack.data.sources.builtin import BUILTIN
 from evenpack.data.sources.config import Source, SourceOfText
 from evenpack.data.sources.corpus import Corpus, SourceKind
-from evenpack.data.sources.file_sources import ARROW, JSONL, PARQUET, TEXT
+from evenpack.data.sources.file_sources import JSONL, PARQUET, TEXT
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.hub import HUB
 from evenpack.data.sources.rows import RowCorpus
@@ -19,7 +19,6 @@ KINDS: dict[str, SourceKind[Any]] = {
     "builtin": BUILTIN,
     "jsonl": JSONL,
     "parquet": PARQUET,
-    "arrow": ARROW,
     "text": TEXT,
     "hub": HUB,
     "megatron": MEGATRON,

@@ -13,16 +13,14 @@ from evenpack.files import explained, parse_json_object
 
 LONGEST_LINE_BYTES = 1 << 26
 """Bytes of the longest line that is read unless more is asked for: it is in memory as a whole, some times over."""
-_READ_BYTES = 1 << 17
 _LINE_BUFFER_BYTES = 1 << 20
-_LARGEST_WINDOW_BYTES = 1 << 31
+_LARGEST_WINDOW_LOG = 31
 """zstd refuses windows above 128 MiB by default; corpora packed with `--long=31` need this much."""
-_ZSTD_INPUT_BYTES = 1 << 9
-"""Bytes decompressed at once, which become 16 MiB at most: a block of 4 bytes can stand for 128 KiB of one letter."""
+_COMPRESSED = {".zst": "zstd with windows of up to 2 GiB", ".gz": "gzip"}
+"""The compression by the ending of a file's name."""
 _PIECE_BYTES = 1 << 20
 _LFS_POINTER = "version https://git-lfs.github.com/spec/"
 JSONL_SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
-_MOST_KEYS_SHOWN = 20
 
 
 class SourceReader:
@@ -45,13 +43,14 @@ class SourceReader:
         self._stop = stop
         self._lines_read = 0
         self._line_start = begin
-        self.line_bytes = 0
-        """Bytes of the last line, after decompression."""
         self._longest_line_bytes = longest_line_bytes
         with explained(path, DataError, missing=True):
             self._file: IO[bytes] = path.open("rb", buffering=0)
         self._file.seek(begin)
-        raw: Any = _DECOMPRESSORS[path.suffix](self._file, path) if is_compressed(path) else self._file
+        raw: Any = self._file
+        self._unreadable: tuple[type[Exception], ...] = ()
+        if is_compressed(path):
+            raw, self._unreadable = _decompressed(self._file, path.suffix)
         self._stream = io.BufferedReader(raw, _LINE_BUFFER_BYTES)
 
     def __enter__(self) -> "SourceReader":
@@ -88,17 +87,16 @@ class SourceReader:
             try:
                 line = self._stream.readline(self._longest_line_bytes + 1)
             except EOFError as error:
-                raise DataError(f"{self.path} ends in the middle of its gzip data: it is truncated") from error
-            except (gzip.BadGzipFile, zlib.error) as error:
-                raise DataError(f"{self.path} is not readable gzip: {error}") from error
+                raise DataError(f"{self.path} ends in the middle of its compressed data: it is truncated") from error
+            except self._unreadable as error:
+                raise DataError(f"{self.path} is not readable {_COMPRESSED[self.path.suffix]}: {error}") from error
             if not line:
                 return
             self._lines_read += 1
             if len(line) > self._longest_line_bytes and not line.endswith(b"\n"):
                 raise too_long_error(self.where, "line", most=self._longest_line_bytes)
             self._line_start = line_end
-            self.line_bytes = len(line)
-            line_end += self.line_bytes
+            line_end += len(line)
             yield line
 
     def filled_lines(self) -> Iterator[bytes]:
@@ -152,7 +150,7 @@ def too_long_error(where: str, what: str, *, most: int) -> DataError:
 
 def is_compressed(path: Path) -> bool:
     """Returns whether a file is decompressed when it is read, so that it can only be read from its beginning."""
-    return path.suffix in _DECOMPRESSORS
+    return path.suffix in _COMPRESSED
 
 
 def _count_lines(path: Path, stop: int) -> int:
@@ -165,62 +163,14 @@ def _count_lines(path: Path, stop: int) -> int:
     return count
 
 
-class _ZstdFrames(io.RawIOBase):
-    """Any number of zstd frames as one stream of bytes.
+def _decompressed(file: IO[bytes], suffix: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Returns a stream of a compressed file's content, and the errors that say that it is not of this kind."""
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=file), (gzip.BadGzipFile, zlib.error)
+    from backports import zstd  # which reading packs does not need
 
-    It replaces `zstandard`'s own stream reader, which accepts a file cut off in the middle of a frame as complete.
-    """
-
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        import zstandard  # which reading packs does not need
-
-        self._file = file
-        self._path = path
-        self._unreadable = zstandard.ZstdError
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._compressed = memoryview(b"")
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            self._compressed = self._compressed or memoryview(self._file.read(_READ_BYTES))
-            if not self._compressed and self._frame is not None:
-                raise DataError(f"{self._path} ends in the middle of a zstd frame: it is truncated")
-            if not self._compressed:
-                return 0
-            self._ready = memoryview(self._decompress(bytes(self._compressed[:_ZSTD_INPUT_BYTES])))
-            self._compressed = self._compressed[_ZSTD_INPUT_BYTES:]
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def _decompress(self, block: bytes) -> bytes:
-        parts = []
-        try:
-            while block:
-                self._frame = self._frame or self._decompressor.decompressobj()
-                parts.append(self._frame.decompress(block))
-                block = b""
-                if self._frame.eof:
-                    block = self._frame.unused_data
-                    self._frame = None
-        except self._unreadable as error:
-            raise DataError(
-                f"{self._path} is not readable zstd with windows of up to {_LARGEST_WINDOW_BYTES >> 20:,} MiB: {error}"
-            ) from error
-        return b"".join(parts)
-
-
-def _gzip_members(file: IO[bytes], _path: Path) -> gzip.GzipFile:
-    return gzip.GzipFile(fileobj=file)
-
-
-_DECOMPRESSORS: dict[str, Callable[[IO[bytes], Path], Any]] = {".zst": _ZstdFrames, ".gz": _gzip_members}
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
+    return zstd.ZstdFile(file, options=options), (zstd.ZstdError,)
 
 
 def line_bounds(path: Path, *, target_bytes: int, ends_document: Callable[[bytes], bool] | None) -> tuple[int, ...]:
@@ -258,11 +208,3 @@ def _read_line(file: IO[bytes], holds: Callable[[bytes], bool]) -> bool | None:
         if piece.endswith(b"\n"):
             break
     return found
-
-
-def value_of(found: dict[str, Any], key: str, where: str, *, remedy: str) -> Any:
-    """Returns the value under `key`. Raises: DataError listing the existing keys."""
-    if key not in found:
-        keys = ", ".join(repr(name) for name in list(found)[:_MOST_KEYS_SHOWN])
-        raise DataError(f"{where}: no key '{key}'; existing keys: {keys or 'none'}. {remedy}")
-    return found[key]

@@ -1,28 +1,21 @@
 """Tables, read a part at a time: one reader for each format, for corpora of text columns and for tables of lengths.
 
 ParquetTable    by row groups, only the requested columns
-ArrowTable      by record batches, mapped into memory: streams, as `datasets` writes, and files with a footer
-CsvTable        .csv, .tsv, with a header row
-JsonlTable      one JSON object per line
+StreamedTable   .csv and .tsv with a header row, .jsonl, block by block
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.ipc
+import pyarrow.json
 import pyarrow.parquet
 
-from evenpack.data.sources.corpus import encode_text
-from evenpack.data.sources.lines import SourceReader, value_of
 from evenpack.errors import DataError
 
 ROWS_AT_ONCE = 1 << 16
@@ -33,16 +26,8 @@ _READ_BYTES = 1 << 20
 """Bytes of a column read at once, so that a row group of any size takes the memory of a few pages."""
 _LONG_BYTES_AT_ONCE = 1 << 23
 """Bytes of lists and texts at once, where `LONG_ROWS_AT_ONCE` of them would be more."""
-_FOOTER_MAGIC = b"ARROW1"
-_MESSAGE = b"\xff\xff\xff\xff"
-"""The bytes that begin every message of a stream since Arrow 0.15."""
-_END_OF_STREAM = _MESSAGE + b"\0\0\0\0"
-_CSV_BLOCK_BYTES = 1 << 24
-"""Bytes of a block, which limit the length of a row."""
-_JSONL_BLOCK_BYTES = 1 << 20
-"""Bytes of lines gathered into one part."""
-_INTEGER = "^-?[0-9]{1,18}$"
-_KINDS: dict[type, str] = {int: "a number", float: "a number", list: "a list", str: "text"}
+_BLOCK_BYTES = 1 << 24
+"""Bytes of a block of a .csv or .jsonl file, which limit the length of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,66 +39,21 @@ class Rows:
     place: Callable[[int], str]
     """Describes the position of the n-th of these rows, for people."""
     bytes_read: int
-    """Bytes read of `Table.total_bytes`, including these rows."""
+    """Bytes read of the table's `total_bytes`, including these rows."""
 
 
-@runtime_checkable
-class Table(Protocol):
-    """Rows with named columns."""
-
-    @property
-    def origin(self) -> str:
-        """Name for people."""
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """`pyarrow.DataType` of each column, as far as it is known before reading."""
-
-    @property
-    def untyped(self) -> bool:
-        """True where `schema` is a guess: each column is read as what was asked for when the table was opened."""
-
-    @property
-    def total_bytes(self) -> int:
-        """The final value of `Rows.bytes_read`."""
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        """Yields all rows of some columns. Raises: DataError."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Rows that a file stores together, and that can be read without the earlier ones."""
-
-    rows: int
-    weight: int
-    """Bytes of the requested columns, stored or in memory: in proportion to the bytes of the file's other blocks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OpenedBlock:
-    """A block that is being read."""
-
-    rows: int
-    bytes_read: int
-    """Bytes of the file up to its end."""
-    slices: Iterable[Any]
-    """Its rows as `pyarrow.RecordBatch`, one after another; nothing is read before the first is asked for."""
-
-
-class BlockTable(ABC):
-    """A table whose rows are in blocks and have types that are known beforehand."""
-
-    untyped = False
-    format_name: str
-    """Name for people."""
-    _schema: Any
-    """The `pyarrow.Schema` of the file, which may have several columns of one name."""
+class ParquetTable:
+    """A .parquet file, read by row groups, in slices."""
 
     def __init__(self, path: Path) -> None:
-        """Takes the path of the file."""
+        """Reads the footer. Raises: DataError if there is none."""
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
+        with arrow_errors_as_data_errors(self.origin, "parquet"):
+            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
+            self._schema = self._file.schema_arrow
+        metadata = self._file.metadata
+        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -138,46 +78,44 @@ class BlockTable(ABC):
         """Returns those of these columns that exist once and hold texts."""
         return tuple(name for name in names if self._schema.names.count(name) == 1 and is_text(self.schema[name]))
 
-    @abstractmethod
-    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """Returns all blocks, in order. Raises: DataError."""
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return int(self._file.metadata.num_rows)
 
-    @abstractmethod
-    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
-        """Yields the blocks from number `first` on."""
+    def row_groups(self, columns: Sequence[str]) -> Iterator[tuple[int, int]]:
+        """Yields the rows of each row group, and the stored bytes of these columns."""
+        return ((group.num_rows, _stored_bytes(group, columns)) for group in self._groups)
 
-    def rows(
-        self,
-        columns: Sequence[str],
-        *,
-        start: int = 0,
-        stop: int | None = None,
-        first_block: int = 0,
-        first_row: int = 0,
-    ) -> Iterator[Rows]:
-        """Yields rows from number `start` on, up to `stop`; blocks that hold none of them are not read.
-
-        Blocks before `first_block`, which begins with row `first_row`, are not even counted.
-        """
-        row, bytes_before = first_row, 0
-        with arrow_errors_as_data_errors(self.origin, self.format_name):
-            for block in self._opened(columns, first_block):
-                end = row + block.rows
-                asked = range(start, end if stop is None else stop)
-                for batch in block.slices if _overlap(row, block.rows, asked) else ():
-                    found = _overlap(row, len(batch), asked)
-                    if found:
+    def rows(self, columns: Sequence[str], *, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        """Yields rows from number `start` on, up to `stop`; row groups that hold none of them are not read."""
+        asked = range(start, self.row_count if stop is None else stop)
+        row = 0
+        with arrow_errors_as_data_errors(self.origin, "parquet"):
+            for number, group in enumerate(self._groups):
+                end = row + group.num_rows
+                for batch in self._slices(columns, number) if _overlap(row, group.num_rows, asked) else ():
+                    if found := _overlap(row, len(batch), asked):
                         some = batch.slice(found.start - row, len(found))
                         yield Rows(
                             columns=tuple(some.column(name) for name in columns),
                             place=row_namer(self.origin, found.start),
-                            bytes_read=bytes_before
-                            + (block.bytes_read - bytes_before) * (found.stop - end + block.rows) // block.rows,
+                            bytes_read=self.total_bytes * found.stop // self.row_count,
                         )
                     row += len(batch)
-                row, bytes_before = end, block.bytes_read
-                if stop is not None and row >= stop:
-                    return
+                row = end
+
+    def _slices(self, columns: Sequence[str], number: int) -> Iterator[Any]:
+        at_once = ROWS_AT_ONCE
+        if not all(pa.types.is_primitive(self.schema[name]) for name in columns):
+            mean_bytes = int(self._groups[number].total_byte_size) // int(self._groups[number].num_rows)
+            at_once = min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
+        yield from self._file.iter_batches(at_once, columns=list(columns), row_groups=[number])
+
+
+def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
+    chunks = (group.column(index) for index in range(group.num_columns))
+    return sum(int(chunk.total_compressed_size) for chunk in chunks if chunk.path_in_schema in columns)
 
 
 def _overlap(first: int, count: int, asked: range) -> range:
@@ -206,247 +144,79 @@ def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]
         raise DataError(f"{origin} is not readable as {format_name}: {error}") from error
 
 
-class ParquetTable(BlockTable):
-    """A .parquet file, read by row groups, in slices."""
+class StreamedTable:
+    """A .csv, .tsv or .jsonl file, whose first block decides the columns and their types; a later other one is refused.
 
-    format_name = "parquet"
-
-    def __init__(self, path: Path) -> None:
-        """Reads the footer. Raises: DataError if there is none."""
-        super().__init__(path)
-        with arrow_errors_as_data_errors(self.origin, self.format_name):
-            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
-            self._schema = self._file.schema_arrow
-        metadata = self._file.metadata
-        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-
-    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in self._groups)
-
-    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
-        ends = list(accumulate(group.num_rows for group in self._groups))
-        for number in range(first, len(ends)):
-            yield _OpenedBlock(
-                rows=self._groups[number].num_rows,
-                bytes_read=self.total_bytes * ends[number] // max(1, ends[-1]),
-                slices=self._slices(columns, number),
-            )
-
-    def _slices(self, columns: Sequence[str], number: int) -> Iterator[Any]:
-        at_once = ROWS_AT_ONCE
-        if not all(pa.types.is_primitive(self.schema[name]) for name in columns):
-            mean_bytes = int(self._groups[number].total_byte_size) // int(self._groups[number].num_rows)
-            at_once = min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
-        yield from self._file.iter_batches(at_once, columns=list(columns), row_groups=[number])
-
-
-def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
-    chunks = (group.column(index) for index in range(group.num_columns))
-    return sum(int(chunk.total_compressed_size) for chunk in chunks if chunk.path_in_schema in columns)
-
-
-class ArrowTable(BlockTable):
-    """A file of record batches, mapped into memory: skipped batches are not read, unless they are compressed."""
-
-    format_name = "Arrow"
+    A .jsonl file may be compressed (.zst, .gz).
+    """
 
     def __init__(self, path: Path) -> None:
-        """Reads the schema. Raises: DataError if there is none, or if a stream has no end."""
-        super().__init__(path)
-        self._has_footer = _begins_with(path, _FOOTER_MAGIC)
-        with arrow_errors_as_data_errors(self.origin, self.format_name), pa.memory_map(self.origin) as source:
-            self._schema = self._reader(source).schema
-        if _begins_with(path, _MESSAGE):
-            _require_end(path)
-
-    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        with arrow_errors_as_data_errors(self.origin, self.format_name):
-            return tuple(Block(rows=len(batch), weight=batch.nbytes) for batch, _ in self._batches(columns, 0))
-
-    def _opened(self, columns: Sequence[str], first: int) -> Iterator[_OpenedBlock]:
-        for batch, bytes_read in self._batches(columns, first):
-            yield _OpenedBlock(rows=len(batch), bytes_read=bytes_read, slices=_checked_slices(batch))
-
-    def _batches(self, columns: Sequence[str], first: int) -> Iterator[tuple[Any, int]]:
-        """Yields record batches from number `first` on, each with the bytes of the file that are read then."""
-        fields = [self._schema.get_field_index(name) for name in columns]
-        with pa.memory_map(self.origin) as source:
-            reader = self._reader(source, pyarrow.ipc.IpcReadOptions(included_fields=fields))
-            if self._has_footer:
-                count = reader.num_record_batches
-                yield from ((reader.get_batch(n), self.total_bytes * (n + 1) // count) for n in range(first, count))
-            else:
-                yield from ((batch, source.tell()) for batch in islice(reader, first, None))
-
-    def _reader(self, source: Any, options: Any = None) -> Any:
-        return (pyarrow.ipc.open_file if self._has_footer else pyarrow.ipc.open_stream)(source, options=options)
-
-
-def _checked_slices(batch: Any) -> Iterator[Any]:
-    """Yields slices of a batch. Raises: pa.ArrowInvalid for offsets out of the file, which Arrow would follow."""
-    for begin in range(0, len(batch), LONG_ROWS_AT_ONCE):
-        some = batch.slice(begin, LONG_ROWS_AT_ONCE)
-        for column in some.columns:
-            _as_bytes(column).validate(full=True)
-        yield some
-
-
-def _as_bytes(values: Any) -> Any:
-    """Returns strings as bytes. The caller, who knows the row, checks one by one that they are UTF-8."""
-    type_ = values.type
-    if pa.types.is_dictionary(type_):
-        return pa.DictionaryArray.from_arrays(values.indices, _as_bytes(values.dictionary), safe=False)
-    if pa.types.is_string_view(type_):
-        return values.view(pa.binary_view())
-    if pa.types.is_large_string(type_):
-        return values.view(pa.large_binary())
-    return values.view(pa.binary()) if pa.types.is_string(type_) else values
-
-
-def _begins_with(path: Path, expected: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(expected)) == expected
-
-
-def _require_end(path: Path) -> None:
-    """Checks the end. Raises: DataError if a stream was cut off after a record batch, which Arrow would not notice."""
-    with path.open("rb") as file:
-        file.seek(-len(_END_OF_STREAM), 2)
-        if file.read() != _END_OF_STREAM:
-            raise DataError(
-                f"{path} does not end in the mark that closes an Arrow stream: it is truncated, or its writer was "
-                "interrupted; write it again"
-            )
-
-
-class CsvTable:
-    """A file of comma- or tab-separated values, whose columns are read as text or as integers."""
-
-    untyped = True
-
-    def __init__(self, path: Path, *, as_text: bool) -> None:
-        """Reads the beginning. Raises: DataError for an empty file, or one without a header row, or of equal names."""
-        self._as_text = as_text
+        """Reads the first block. Raises: DataError for an empty file, one without a header row, or of equal names."""
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         self._path = path
-        with path.open("rb") as file, arrow_errors_as_data_errors(self.origin, path.suffix[1:]):
-            schema = self._open(file, pyarrow.csv.ConvertOptions(), empty_lines=False).schema
-            self.schema: dict[str, Any] = {field.name: field.type for field in schema}  # whose names may be no UTF-8
-        twice = [name for name in self.schema if schema.names.count(name) > 1]
-        if twice:
-            raise DataError(f"{path} has {schema.names.count(twice[0])} columns '{twice[0]}': rename all but one")
-        if all(name.strip().isdecimal() for name in self.schema):
+        with self._opened() as (reader, _):
+            names = reader.schema.names
+            self.schema: dict[str, Any] = {field.name: field.type for field in reader.schema}
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{path} has {names.count(twice)} columns '{twice}': rename all but one")
+        if self._is_csv and all(name.strip().isdecimal() for name in names):
             raise DataError(
-                f"{path} begins with the numbers {', '.join(self.schema)} where a header row was expected: "
+                f"{path} begins with the numbers {', '.join(names)} where a header row was expected: "
                 "write one, or call the file .txt if it holds bare lengths"
             )
 
     def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        options = pyarrow.csv.ConvertOptions(
-            include_columns=list(columns),
-            column_types={name: pa.string() for name in columns},
-            strings_can_be_null=False,
-        )
         done = 0
-        with self._path.open("rb") as file, arrow_errors_as_data_errors(self.origin, self._path.suffix[1:]):
-            # With one column an empty line is a missing value; otherwise it is not a row.
-            for batch in self._open(file, options, empty_lines=len(self.schema) == 1):
-                place = row_namer(self.origin, done)
+        with self._opened(columns) as (reader, file):
+            for batch in reader:
+                batch.validate(full=True)  # texts of JSON may not be UTF-8
+                yield Rows(
+                    columns=tuple(batch.column(name) for name in columns),
+                    place=row_namer(self.origin, done),
+                    bytes_read=self.total_bytes if file.closed else file.tell(),  # Arrow closes a compressed one
+                )
                 done += len(batch)
-                found = batch.columns if self._as_text else [_to_integers(column, place) for column in batch.columns]
-                yield Rows(columns=tuple(found), place=place, bytes_read=file.tell())
 
-    def _open(self, file: Any, convert: Any, *, empty_lines: bool) -> Any:
-        return pyarrow.csv.open_csv(
-            file,
-            read_options=pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
-            parse_options=pyarrow.csv.ParseOptions(
-                delimiter="\t" if self._path.suffix == ".tsv" else ",",
-                newlines_in_values=True,
-                ignore_empty_lines=not empty_lines,
-            ),
-            convert_options=convert,
-        )
+    @property
+    def _is_csv(self) -> bool:
+        return self._path.suffix in (".csv", ".tsv")
 
-
-def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
-    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is not decimal digits."""
-    trimmed = pc.utf8_trim_whitespace(texts)
-    trimmed = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
-    wrong = pc.index(pc.match_substring_regex(trimmed, _INTEGER), False).as_py()
-    if wrong >= 0:
-        raise DataError(
-            f"{place(wrong)}: expected a whole number, found '{trimmed[wrong].as_py()[:40]}'; a column of text needs "
-            "--tokenizer"
-        )
-    return pc.cast(trimmed, pa.int64())
-
-
-class JsonlTable:
-    """A .jsonl file, compressed (.zst, .gz) or not. Lines of white space are skipped."""
-
-    untyped = False
-
-    def __init__(self, path: Path) -> None:
-        """Reads the first object. Raises: DataError if there is none."""
-        self.origin = str(path)
-        self.total_bytes = path.stat().st_size
-        self._path = path
-        with SourceReader(path) as reader:
-            first = next(_objects(reader), None)
-        if first is None:
-            raise DataError(f"{path} holds no line: it is empty")
-        self.schema: dict[str, Any] = {key: _type_of(value) for key, value in first.items()}
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        kinds: dict[str, str] = {}
-        with SourceReader(self._path) as reader:
-            gathered: list[tuple[int, list[Any]]] = []
-            block_bytes = 0
-            for value in _objects(reader):
-                gathered.append((reader.line_number, [_cell(value, name, kinds, reader.where) for name in columns]))
-                block_bytes += reader.line_bytes
-                if block_bytes >= _JSONL_BLOCK_BYTES:
-                    yield self._rows(gathered, reader.bytes_read)
-                    gathered, block_bytes = [], 0
-            if gathered:
-                yield self._rows(gathered, reader.bytes_read)
-
-    def _rows(self, gathered: list[tuple[int, list[Any]]], bytes_read: int) -> Rows:
-        columns = zip(*(cells for _, cells in gathered), strict=True)
-        return Rows(
-            columns=tuple(pa.array(column) for column in columns),
-            place=lambda index: f"{self.origin}, line {gathered[index][0]}",
-            bytes_read=bytes_read,
-        )
+    @contextmanager
+    def _opened(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Any, IO[bytes]]]:
+        """Opens the file for some columns, None: for all of them in the first block."""
+        types = {name: self.schema[name] for name in columns or ()}
+        form = self._path.suffix[1:] if self._is_csv else "JSON lines"
+        with arrow_errors_as_data_errors(self.origin, form), self._path.open("rb") as file:
+            if self._is_csv:
+                yield (
+                    pyarrow.csv.open_csv(
+                        file,
+                        read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES),
+                        parse_options=pyarrow.csv.ParseOptions(
+                            delimiter="\t" if self._path.suffix == ".tsv" else ",",
+                            newlines_in_values=True,
+                            # With one column an empty line is a missing value; otherwise it is not a row.
+                            ignore_empty_lines=columns is None or len(self.schema) > 1,
+                        ),
+                        convert_options=pyarrow.csv.ConvertOptions(include_columns=list(types), column_types=types),
+                    ),
+                    file,
+                )
+                return
+            codec = {".zst": "zstd", ".gz": "gzip"}.get(self._path.suffix)
+            schema = {} if columns is None else {"explicit_schema": pa.schema(types)}
+            yield (
+                pyarrow.json.open_json(
+                    file if codec is None else pa.CompressedInputStream(file, codec),
+                    read_options=pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES),
+                    parse_options=pyarrow.json.ParseOptions(
+                        unexpected_field_behavior="infer" if columns is None else "ignore", **schema
+                    ),
+                ),
+                file,
+            )
 
 
-def _objects(reader: SourceReader) -> Iterator[dict[str, Any]]:
-    return (reader.json_object(line) for line in reader.filled_lines())
-
-
-def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -> Any:
-    """Returns the value under `name`, or the length of a list. `kinds` stores the type in the first line."""
-    cell = value_of(value, name, where, remedy="Choose with --column")
-    if cell is None:
-        return None
-    kind = _KINDS.get(type(cell), type(cell).__name__)
-    expected = kinds.setdefault(name, kind)
-    if kind != expected:
-        raise DataError(f"{where}: '{name}' is {expected} in the lines before, here it is {kind}")
-    if isinstance(cell, int) and not -(1 << 63) <= cell < 1 << 63:
-        raise DataError(f"{where}: '{name}' is {cell}: too large for a length")
-    if isinstance(cell, str) and not cell.isascii():
-        encode_text(cell, lambda: where)
-    if isinstance(cell, list) and any(isinstance(one, list) for one in cell[:1]):
-        raise DataError(
-            f"{where}: '{name}' holds lists in a list: expected integers, lists of no further lists, or text"
-        )
-    return len(cell) if isinstance(cell, list) else cell
-
-
-def _type_of(value: Any) -> Any:
-    if isinstance(value, list):
-        return pa.list_(pa.null())
-    return pa.struct([]) if isinstance(value, dict) else pa.infer_type([value])
+Table = ParquetTable | StreamedTable

@@ -35,8 +35,6 @@ class GlueTask:
     labels: tuple[str, ...]
     """The classes by their names in the label column, in the order of their numbers; empty where the label is a
     number."""
-    hub_texts: tuple[str, ...] = ()
-    """The columns of A and B in the data set of the hub; empty: as in the files."""
     validation_splits: tuple[str, ...] = ("dev",)
     columns: tuple[str, ...] | None = None
     """The columns of training and validation files, which have no header row; None: the first row names them."""
@@ -66,10 +64,10 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
     {
         "cola": GlueTask("CoLA", ("sentence",), "label", _01, columns=_COLA),
         "sst2": GlueTask("SST-2", ("sentence",), "label", _01),
-        "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _01, hub_texts=_SENTENCES),
+        "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _01),
         "qqp": GlueTask("QQP", ("question1", "question2"), "is_duplicate", _01, has_cut_rows=True),
         "stsb": GlueTask("STS-B", _SENTENCES, "score", ()),
-        "mnli": GlueTask("MNLI", _SENTENCES, "gold_label", _OF_MNLI, ("premise", "hypothesis"), validation_splits=_DEV),
+        "mnli": GlueTask("MNLI", _SENTENCES, "gold_label", _OF_MNLI, validation_splits=_DEV),
         "qnli": GlueTask("QNLI", ("question", "sentence"), "label", _OF_RTE),
         "rte": GlueTask("RTE", _SENTENCES, "label", _OF_RTE),
         "wnli": GlueTask("WNLI", _SENTENCES, "label", _01),
@@ -85,15 +83,9 @@ def find_glue_task(name: str) -> GlueTask:
     return GLUE_TASKS[name]
 
 
-def glue_file(directory: Path, task: GlueTask, split: str) -> Path:
-    """Returns the file of a split ("train", "dev", ...) among task folders in `directory`.
-
-    Raises: ConfigError for a split that a task's labelled files do not have; DataError if the file is missing.
-    """
-    splits = (_TRAINING_SPLIT, *task.validation_splits)
-    if split not in splits:
-        raise ConfigError(f"{task.folder} has no labelled split '{split}'; {nearest(split, splits)}")
-    path = expand_user(directory) / task.folder / _file_name(split)
+def training_file(directory: Path, task: GlueTask) -> Path:
+    """Returns the training file of a task among task folders in `directory`. Raises: DataError if it is missing."""
+    path = expand_user(directory) / task.folder / task.training_file
     if not path.is_file():
         raise DataError(f"{path} is not there: give the folder that holds GLUE's task folders ({task.folder}, ...)")
     return path

@@ -19,7 +19,6 @@ import xxhash
 from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.keys import derive_key
-from evenpack.data.mapped_pages import read_at_random
 from evenpack.data.permutation import permute
 from evenpack.data.tokens.borders import document_offsets, list_lengths
 from evenpack.data.tokens.file import TokenFile
@@ -403,15 +402,12 @@ def hash_content(documents: TokenFile) -> str:
     sample = np.arange(min(_SAMPLED_DOCUMENTS, documents.documents))
     key = derive_key(0, documents.documents)
     chosen = permute(sample, np.full(len(sample), documents.documents), np.full(len(sample), key, dtype=np.uint64))
-    with read_at_random(documents.mapped_arrays()):
-        starts, lengths = documents.spans(chosen)
-        digest.update(lengths.astype("<i8").data)
-        lengths = np.minimum(lengths, _SAMPLED_TOKENS)
-        digest.update(documents.gather(starts, lengths).astype("<u4").data)
-        if documents.labelled:
-            digest.update(documents.unpredicted(starts, lengths).view(np.uint8).data)
-    if documents.reads_alone:  # as before the block
-        documents.read_alone()
+    starts, lengths = documents.spans(chosen)
+    digest.update(lengths.astype("<i8").data)
+    lengths = np.minimum(lengths, _SAMPLED_TOKENS)
+    digest.update(documents.gather(starts, lengths).astype("<u4").data)
+    if documents.labelled:
+        digest.update(documents.unpredicted(starts, lengths).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -30,7 +30,6 @@ _NOT_OF_THE_FINGERPRINT = (
     "data.prepared_dir",
     "data.tokens_dir",
     "data.verify_in_training",
-    "data.on_changed_sources",
     ".maximum_document_bytes",
 )
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from evenpack.data.checksums import Damage
 from evenpack.data.manifest import MANIFEST
 from evenpack.data.prepared import PreparedData
-from evenpack.data.verification import FileState, Verified, Verifier, refuse_changed_sources
+from evenpack.data.sources.files import InputFile
+from evenpack.data.verification import Verified, Verifier, refuse_changed_sources
 from evenpack.engine.activity import doing
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.world.distributed import World
@@ -47,15 +48,14 @@ class DataVerification(Part):
         # A daemon, because a run that ends with an error must not wait for the disk.
         self._thread = threading.Thread(target=self._read, name="verification", daemon=True)
         self._is_due = self._prepared.config.verify_in_training
-        self._before: dict[Path, FileState] = {}
+        self._before: dict[Path, InputFile] = {}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Starts to read, and ends the thread. An error that damaged data may have caused is reported as damage.
-
-        Raises: DataError, on all ranks, if the sources have changed and data.on_changed_sources is `error`.
-        """
-        _check_changed_sources(self._prepared, self._world)
+        """Starts to read, and ends the thread. An error that damaged data may have caused is reported as damage."""
+        finding = self._world.on_main(lambda: _changed_sources(self._prepared))
+        if finding is not None and self._world.is_main:
+            log.warning("%s. This run continues with the packs as they were prepared", finding)
         self._share = _share(self._prepared, self._world)
         if self._sees_changes:
             self._before = self._verifier.states()
@@ -148,16 +148,6 @@ def _share(prepared: PreparedData, world: World) -> tuple[int, int]:
     seen = world.all_gather((status.st_ino, status.st_ctime_ns))
     alike = [rank for rank, identity in enumerate(seen) if identity == seen[world.rank]]
     return alike.index(world.rank), len(alike)
-
-
-def _check_changed_sources(prepared: PreparedData, world: World) -> None:
-    if prepared.config.on_changed_sources == "ignore":
-        return
-    finding = world.on_main(lambda: _changed_sources(prepared))
-    if finding is not None and prepared.config.on_changed_sources == "error":
-        raise DataError(f"{finding}, or train on the packs as they are with data.on_changed_sources=warn")
-    if finding is not None and world.is_main:
-        log.warning("%s. This run continues with the packs as they were prepared", finding)
 
 
 def _changed_sources(prepared: PreparedData) -> str | None:

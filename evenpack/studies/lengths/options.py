@@ -7,7 +7,7 @@ import typer
 
 from evenpack.errors import ConfigError
 
-_OF_READING = {"name", "histogram", "column", "tokenizer", "split", "glue_dir"}
+_OF_READING = {"name", "histogram", "column", "tokenizer", "glue_dir"}
 """Options by which an input is read, each of which suits some kinds of input."""
 
 
@@ -26,7 +26,6 @@ class SubjectOptions:
     tokenizer: Annotated[
         str | None, typer.Option(metavar="NAME|FOLDER", help="Measures text, including special tokens.")
     ] = None
-    split: Annotated[str | None, typer.Option(help="Split of a dataset. Default: train.")] = None
     glue_dir: Annotated[
         str | None,
         typer.Option(
@@ -41,11 +40,6 @@ class SubjectOptions:
         str,
         typer.Option(metavar="error|truncate|drop|split", help="What to do with sequences longer than --pack-length."),
     ] = "error"
-
-    @property
-    def of_texts(self) -> bool:
-        """Whether an option requires texts to be measured."""
-        return any(option is not None for option in (self.column, self.tokenizer, self.split, self.glue_dir))
 
     def refuse_all_but(self, *accepted: str, source: str, what: str) -> None:
         """Checks the options. Raises: ConfigError for an option that does not apply to `source`, which is `what`."""

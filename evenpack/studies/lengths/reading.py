@@ -6,14 +6,11 @@ histogram.json            [n1, n2, ...] counts the sequences of length 1, 2, ...
 lengths.npy               one integer for each sequence, memory-mapped; or a histogram, if the options say so
 lengths.txt, or -         integers separated by spaces or lines (standard input for -); or a histogram
 *.parquet, .csv, .tsv,    a column of integers, of lists (each has its length), or of text, which a tokenizer measures;
-*.jsonl[.zst|.gz],        two columns of text are a pair
-*.arrow, .feather
-FOLDER, NAME[:SUBSET]     the same of a dataset: a local folder, also one of save_to_disk, or of the hub; `glue:cola`
-                          knows its columns
+*.jsonl[.zst|.gz]         two columns of text are a pair
 glue:cola                 without options: the shipped histogram (cola, sst2, rte, wnli); with a folder
                           of GLUE's own files and a tokenizer: the lengths of any of the nine tasks
 
-Bare numbers and histograms are read here, columns of files and datasets in rows.py.
+Bare numbers and histograms are read here, columns of files in rows.py.
 """
 
 import json
@@ -23,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -35,17 +32,13 @@ from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.histogram import MOST_SEQUENCES
 from evenpack.data.sequences import SequenceView, length_chunks
-from evenpack.data.sources.files import ARROW_SUFFIXES, saved_splits
 from evenpack.data.sources.lines import JSONL_SUFFIXES
+from evenpack.data.tasks.glue import find_glue_task
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.files import expand_user
 from evenpack.progress import Progress
 from evenpack.studies.lengths.counter import LengthCounter
 from evenpack.studies.lengths.options import SubjectOptions
-
-if TYPE_CHECKING:
-    from evenpack.data.sources.tables import Table
-
 
 ReadLines = Callable[[int], list[bytes]]
 """The `readlines` of a binary file: lines of about so many bytes together, then none."""
@@ -209,8 +202,7 @@ def _json(value: Any) -> str:
 GLUE = "glue:"
 """Prefix of the name of a task of GLUE."""
 
-_TABLE_SUFFIXES = (".parquet", *ARROW_SUFFIXES, ".csv", ".tsv", *JSONL_SUFFIXES)
-_FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
+_TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *JSONL_SUFFIXES)
 
 
 def read_histogram(
@@ -224,21 +216,23 @@ def read_histogram(
     options = options or SubjectOptions()
     progress = progress or Progress(console.messages(), silent=True)
     path = expand_user(source)
-    if source in published_names() and not (source.startswith(GLUE) and options.of_texts):
+    if source in published_names() and options.glue_dir is None:
         options.refuse_all_but(source=source, what="a published histogram")
         return published_histogram(source)
-    if options.glue_dir is not None:
+    if source.startswith(GLUE) or options.glue_dir is not None:
         return _read_glue(source, options, progress)
-    if _names_dataset(source, path, options):
-        return _read_dataset(source, options, progress)
+    if path.is_dir():
+        raise DataError(
+            f"{source} is a folder: of prepared data give the run file (.yaml), of a dataset a file with the column "
+            "(Dataset.to_parquet)"
+        )
     try:
         if source.endswith(_TABLE_SUFFIXES):
             return _read_table(path, options, progress)
         return _read_numbers(source, path, options)
     except OSError as error:
         raise DataError(
-            f"{source} cannot be read: {error.strerror}; published histograms: {', '.join(published_names())}. "
-            "A dataset of the hub needs a --tokenizer or --column"
+            f"{source} cannot be read: {error.strerror}; published histograms: {', '.join(published_names())}"
         ) from error
 
 
@@ -248,21 +242,13 @@ def lengths_of(views: Sequence[SequenceView]) -> LengthHistogram:
     return LengthHistogram.from_chunks(chunks, longest=max(view.max_sequence_length for view in views))
 
 
-def _names_dataset(source: str, path: Path, options: SubjectOptions) -> bool:
-    """Returns whether a source is a dataset: a folder, or no file with options that only datasets need."""
-    if path.exists() or source == "-":
-        return path.is_dir()
-    needs_dataset = ":" in source or options.tokenizer or options.column or options.split
-    return bool(needs_dataset) and not source.endswith(_FILE_SUFFIXES)
-
-
 def _read_numbers(source: str, path: Path, options: SubjectOptions) -> LengthHistogram:
     if path.suffix == ".json":
         options.refuse_all_but("name", source=source, what="a file of histograms")
         return from_json(path, options.name)
     if path.suffix == ".npz":
         raise DataError(f"{source} may hold several arrays (.npz): save the lengths alone with numpy.save, as .npy")
-    options.refuse_all_but("histogram", source=source, what="a list of bare numbers")
+    options.refuse_all_but("histogram", source=source, what=f"no file of columns ({', '.join(_TABLE_SUFFIXES)})")
     if path.suffix == ".npy":
         return from_array(path, are_counts=options.histogram)
     if source == "-":
@@ -273,53 +259,26 @@ def _read_numbers(source: str, path: Path, options: SubjectOptions) -> LengthHis
 
 def _read_table(path: Path, options: SubjectOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", source=str(path), what="a file of columns")
+    from evenpack.data.sources.tables import ParquetTable, StreamedTable
     from evenpack.studies.lengths.rows import count_table
 
-    table = _open_table(path, as_text=options.tokenizer is not None)
-    return count_table(table, options, progress)
-
-
-def _open_table(path: Path, *, as_text: bool) -> "Table":
-    from evenpack.data.sources.tables import ArrowTable, CsvTable, JsonlTable, ParquetTable
-
-    if path.name.endswith(JSONL_SUFFIXES):
-        return JsonlTable(path)
-    if path.name.endswith(ARROW_SUFFIXES):
-        return ArrowTable(path)
-    return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path, as_text=as_text)
+    return count_table(ParquetTable(path) if path.suffix == ".parquet" else StreamedTable(path), options, progress)
 
 
 def _read_glue(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:
     if not source.startswith(GLUE):
         raise ConfigError(f"--glue-dir does not apply to {source}: it holds the files of a task, glue:TASK")
-    options.refuse_all_but("glue_dir", "tokenizer", "split", source=source, what="a task of GLUE in files of its own")
-    from evenpack.studies.lengths.rows import GlueTable, count_table
+    options.refuse_all_but("glue_dir", "tokenizer", source=source, what="a task of GLUE in files of its own")
+    from evenpack.studies.lengths.rows import count_glue
 
-    table = GlueTable(source.removeprefix(GLUE), Path(str(options.glue_dir)), options.split or "train")
-    if options.tokenizer is None:
-        raise _no_tokenizer(source, table.texts)
-    return count_table(table, options, progress, known_columns=table.texts)
-
-
-def _read_dataset(source: str, options: SubjectOptions, progress: Progress) -> LengthHistogram:
-    options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
-    from evenpack.studies.lengths.rows import DatasetTable, SavedTable, count_table, known_columns
-
-    folder = expand_user(source)
-    if saved_splits(folder) is not None:
-        return count_table(SavedTable(folder, options.split), options, progress)
-    known = known_columns(source)
-    if known and options.tokenizer is None and options.column is None:
-        raise _no_tokenizer(source, known)
-    return count_table(DatasetTable(source, options.split), options, progress, known_columns=known)
-
-
-def _no_tokenizer(source: str, texts: Sequence[str]) -> ConfigError:
-    shipped = ", ".join(name for name in published_names() if name.startswith(GLUE))
-    return ConfigError(
-        f"the lengths of {source} are the lengths of its texts ({', '.join(texts)}): they need --tokenizer "
-        f"NAME or FOLDER. The lengths of the training sets of {shipped} are shipped: give no option"
-    )
+    task = find_glue_task(source.removeprefix(GLUE))
+    if options.glue_dir is None or options.tokenizer is None:
+        shipped = ", ".join(name for name in published_names() if name.startswith(GLUE))
+        raise ConfigError(
+            f"the lengths of {source} are the lengths of its texts ({', '.join(task.texts)}): they need --glue-dir "
+            f"FOLDER and --tokenizer NAME or FOLDER. Those of {shipped} are shipped: give no option"
+        )
+    return count_glue(task, Path(options.glue_dir), options.tokenizer, progress)
 
 
 _PUBLISHED = ("published_histograms.json", "glue_histograms.json")

@@ -1,156 +1,58 @@
-"""Tables of rows whose columns have lengths: integers are lengths, lists have one, texts get one by a tokenizer.
-
-The rows of files come from `evenpack.data.sources.tables`; rows of saved folders, of datasets and of GLUE's own files
-are made into the same `Table` here.
-"""
+"""Rows whose columns have lengths: integers are lengths, lists have one, texts get one by a tokenizer."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.sources.files import saved_files, saved_splits
-from evenpack.data.sources.hub import load_rows
-from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, ArrowTable, Rows, Table, is_text, row_namer
-from evenpack.data.tasks.glue import TaskRow, find_glue_task, glue_file, read_task_rows
+from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, Rows, Table, is_text
+from evenpack.data.tasks.glue import GlueTask, TaskRow, read_task_rows, training_file
 from evenpack.data.tokenizers.loading import TokenCounter, load_token_counter
 from evenpack.errors import ConfigError, DataError
-from evenpack.files import expand_user
 from evenpack.progress import Progress
 from evenpack.studies.lengths.counter import LengthCounter
 from evenpack.studies.lengths.options import SubjectOptions
 
-_GLUE = "nyu-mll/glue"
 Kind = Literal["number", "list", "text", "other"]
 log = logging.getLogger(__name__)
 
 
-class SavedTable:
-    """The files of a saved dataset, or of one of its splits, in order."""
+def count_glue(task: GlueTask, directory: Path, tokenizer: str, progress: Progress) -> LengthHistogram:
+    """Counts the lengths of a task's training set, in a folder of task folders.
 
-    untyped = False
-
-    def __init__(self, folder: Path, split: str | None) -> None:
-        """Opens a folder; of several splits `train` is the default. Raises: DataError if there is nothing to read."""
-        chosen = split or ("train" if saved_splits(folder) else None)
-        files = saved_files(folder, split=chosen, key="--split")
-        if not files:
-            raise DataError(f"{folder} lists no file: the data set is empty")
-        self.origin = f"{folder}, {chosen}" if chosen else str(folder)
-        self._tables = [ArrowTable(path) for path in files]
-        self.schema: dict[str, Any] = self._tables[0].schema
-        self.total_bytes = sum(table.total_bytes for table in self._tables)
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        bytes_before = 0
-        for table in self._tables:
-            for rows in table.rows(columns):
-                yield replace(rows, bytes_read=bytes_before + rows.bytes_read)
-            bytes_before += table.total_bytes
-
-
-class DatasetTable:
-    """One split of a dataset."""
-
-    untyped = False
-
-    def __init__(self, source: str, split: str | None) -> None:
-        """Loads NAME or NAME:SUBSET. Raises: DataError if it cannot be loaded."""
-        name, _, subset = source.partition(":")
-        if name == "glue" and not Path(name).is_dir():
-            name = _GLUE
-        folder = expand_user(name)
-        _refuse_prepared(folder)
-        # A subset that is not a folder of its own is one that the dataset's README defines.
-        if subset and (folder / subset).is_dir():
-            name, subset = str(folder / subset), ""
-        loaded, _ = load_rows(name, subset or None, split or "train", label=f"dataset '{source}'")
-        self.origin = f"{source}, {split or 'train'}"
-        self.schema: dict[str, Any] = {field.name: field.type for field in loaded.features.arrow_schema}
-        self.total_bytes = int(loaded.data.nbytes)
-        self._dataset = loaded
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        tables = self._dataset.select_columns(list(columns)).with_format("arrow")
-        done = 0
-        for table in tables.iter(batch_size=LONG_ROWS_AT_ONCE):
-            first, done = done, done + len(table)
-            yield Rows(
-                columns=tuple(table.column(name).combine_chunks() for name in columns),
-                place=row_namer(self.origin, first),
-                bytes_read=self.total_bytes * done // len(self._dataset),
-            )
-
-
-def known_columns(source: str) -> tuple[str, ...]:
-    """Returns the text columns of a task of GLUE for NAME:TASK, where NAME may be a folder; else empty.
-
-    Raises: ConfigError for an unknown task.
+    Raises: DataError for a missing file and for a row of another form, with its line.
     """
-    name, _, task = source.partition(":")
-    if Path(name).name != "glue":
-        return ()
-    found = find_glue_task(task)
-    return found.hub_texts or found.texts
+    path = training_file(directory, task)
+    token_counter, counter = load_token_counter(tokenizer), LengthCounter()
+    shown = progress.begin(f"{path}: tokenising", unit="bytes")
+    rows, total_bytes = read_task_rows(path, task), path.stat().st_size
+    while some := list(islice(rows, LONG_ROWS_AT_ONCE)):
+        texts: list[Any] = [row.texts[0] if len(row.texts) == 1 else row.texts for row in some]
+        counter.add(token_counter.lengths(texts), partial(_place, some))
+        counts = {"documents": counter.sequences, "tokens": counter.tokens}
+        shown.update(some[-1].bytes_read, total_bytes, counts=counts)
+    return counter.histogram(str(path))
 
 
-def _refuse_prepared(folder: Path) -> None:
-    """Checks the folder, because `datasets` would read the manifest as rows."""
-    if (folder / "manifest.json").is_file() and (folder / "sources").is_dir():
-        raise DataError(f"{folder} was written by `evenpack prepare`: give its run file (.yaml)")
+def _place(rows: Sequence[TaskRow], index: int) -> str:
+    return rows[index].where
 
 
-class GlueTable:
-    """One split of a task, from a folder of task folders."""
-
-    untyped = False
-
-    def __init__(self, name: str, directory: Path, split: str) -> None:
-        """Finds the file. Raises: ConfigError for an unknown task or split; DataError for a missing file."""
-        self._task = find_glue_task(name)
-        self._path = glue_file(directory, self._task, split)
-        self.origin = str(self._path)
-        self.schema: dict[str, Any] = dict.fromkeys(self._task.texts, pa.string())
-        self.total_bytes = self._path.stat().st_size
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Names of the columns that make a sequence."""
-        return self._task.texts
-
-    def rows(self, columns: Sequence[str]) -> Iterator[Rows]:
-        places = [self._task.texts.index(name) for name in columns]
-        examples = read_task_rows(self._path, self._task)
-        while some := list(islice(examples, LONG_ROWS_AT_ONCE)):
-            yield Rows(
-                columns=tuple(pa.array([row.texts[place] for row in some], pa.string()) for place in places),
-                place=_place_namer(some),
-                bytes_read=some[-1].bytes_read,
-            )
-
-
-def _place_namer(rows: Sequence[TaskRow]) -> Callable[[int], str]:
-    return lambda index: rows[index].where
-
-
-def count_table(
-    table: Table, options: SubjectOptions, progress: Progress, *, known_columns: Sequence[str] = ()
-) -> LengthHistogram:
-    """Counts the lengths of a table's rows; `known_columns` are used where the options name none.
+def count_table(table: Table, options: SubjectOptions, progress: Progress) -> LengthHistogram:
+    """Counts the lengths of a table's rows.
 
     Raises: ConfigError for options that do not suit the columns; DataError for a missing column and for a value that is
     no length, with its row.
     """
-    columns = _choose(table, options, known_columns)
+    columns = _choose(table, options)
     token_counter = None if options.tokenizer is None else load_token_counter(options.tokenizer)
     counter = LengthCounter()
     shown = progress.begin(f"{table.origin}: tokenising", unit="bytes")
@@ -163,16 +65,14 @@ def count_table(
     return counter.histogram(table.origin)
 
 
-def _choose(table: Table, options: SubjectOptions, known_columns: Sequence[str]) -> tuple[str, ...]:
+def _choose(table: Table, options: SubjectOptions) -> tuple[str, ...]:
     with_text = options.tokenizer is not None
     if options.column is not None:
         columns = _named(table, options.column)
-    elif known_columns and with_text:
-        columns = _named(table, ",".join(known_columns))
     else:
         columns = (_only_candidate(table, with_text=with_text),)
         log.info("%s: using column '%s' (%s)", table.origin, columns[0], table.schema[columns[0]])
-    for name in () if table.untyped else columns:
+    for name in columns:
         _check_kind(table, name, with_text=with_text)
     if len(columns) > 2 or (len(columns) == 2 and not with_text):
         raise ConfigError(f"--column {','.join(columns)}: two columns are the texts of a pair, which needs --tokenizer")

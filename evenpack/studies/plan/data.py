@@ -1,4 +1,4 @@
-"""The data of a run for its plan: read from prepared or tokenised data, or estimated from counts or assumptions."""
+"""The data of a run for its plan: read from prepared data, or estimated from counts or assumptions."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,14 +7,12 @@ from fractions import Fraction
 
 import numpy as np
 
-from evenpack.data.batches.objectives import NextTokens, Objective
+from evenpack.data.batches.objectives import Objective
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import PackingSummary
-from evenpack.data.order.stored_plan import pack_view
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.prepare.tokens_dir import KnownTokens, find_tokens
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe
 from evenpack.data.sequences import SequenceView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.data.sequences.pieces import RowsView
@@ -23,7 +21,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_of, drawn_shares, training_packing
 from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.engine.resolving.settle import SettledRun, settle
-from evenpack.errors import ConfigError, DataError, NotPreparedError
+from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.models.cost import Work
 from evenpack.models.families import family_of
 from evenpack.studies.lengths.reading import lengths_of
@@ -110,14 +108,13 @@ def settled_data(
         return settle(config, data), data
     run = resolved or _resolved(config)
     if run is not None:
-        _refuse_vocabulary_size(vocabulary_size, run.prepared.vocabulary_size)
+        if vocabulary_size is not None:
+            raise ConfigError(
+                "--vocabulary-size is for data that is not prepared; this run's vocabulary has "
+                f"{run.prepared.vocabulary_size:,} entries: leave the option out"
+            )
         return run.settled, data_of_run(run)
-    known = find_tokens(config.data)
-    if known is None:
-        data = estimated_data(config, vocabulary_size=vocabulary_size)
-    else:
-        data = data_of_tokens(config, known)
-        _refuse_vocabulary_size(vocabulary_size, data.vocabulary_size)
+    data = estimated_data(config, vocabulary_size=vocabulary_size)
     return settle(config, data), data
 
 
@@ -126,14 +123,6 @@ def _resolved(config: RunConfig) -> ResolvedRun | None:
         return resolve(config, PreparedData.open(config.prepared_dir, config.data, verify="nothing"))
     except NotPreparedError:
         return None
-
-
-def _refuse_vocabulary_size(given: int | None, known: int) -> None:
-    if given is not None:
-        raise ConfigError(
-            f"--vocabulary-size is for data that is not prepared; this run's vocabulary has {known:,} entries: leave "
-            "the option out"
-        )
 
 
 def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary_size: int | None) -> RunData:
@@ -310,32 +299,7 @@ def data_of_run(run: ResolvedRun) -> RunData:
         name: _Epoch(view=prepared.view(name, "train"), packing=training_packing(prepared, name))
         for name in prepared.source_names
     }
-    return _counted(run.config, epochs, objective=run.objective, vocabulary_size=prepared.vocabulary_size)
-
-
-def data_of_tokens(config: RunConfig, tokens: Mapping[str, KnownTokens]) -> RunData:
-    """Reads tokenised documents: their sequences are made and packed in memory, as `prepare` would store them.
-
-    Raises: DataError if a source has nothing to train on; PackingError if its sequences cannot be packed so.
-    """
-    data = config.data
-    recipe = data.recipe
-    assert isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe), "tokens are found for no other"
-    epochs = {}
-    for name, known in tokens.items():
-        view = known.training_view(recipe)
-        if not view.count:
-            raise DataError(f"source '{name}' has no sequence to train on: give it more documents, or leave it out")
-        packing = PackingSummary.of(
-            pack_view(view, data.packing, pack_length=data.pack_length),
-            padding_in_sequences=view.accounting.padding_slots,
-        )
-        epochs[name] = _Epoch(view=view, packing=packing)
-    (vocabulary_size,) = {known.vocabulary_size for known in tokens.values()}
-    return _counted(config, epochs, objective=NextTokens(), vocabulary_size=vocabulary_size)
-
-
-def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Objective, vocabulary_size: int) -> RunData:
+    config = run.config
     data, batching = config.data, config.training.batching
     shares = drawn_shares(config)
     packings = {name: epoch.packing for name, epoch in epochs.items()}
@@ -344,7 +308,7 @@ def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Obje
     padded_rows = Fraction(0)
     for name, epoch in epochs.items():
         share = shares[name] / counts[name]
-        of_epoch, of_its_padding = _sums(epoch.view, objective, config.model.windows)
+        of_epoch, of_its_padding = _sums(epoch.view, run.objective, config.model.windows)
         useful = useful.plus(of_epoch, times=share)
         of_padding = of_padding.plus(of_its_padding, times=share)
         padded_rows += share * _count_padded_rows(epoch.view)
@@ -366,7 +330,7 @@ def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Obje
             for name, share in shares.items()
         ),
         lengths=None if data.keeps_order else lengths_of([epoch.view for epoch in epochs.values()]),
-        vocabulary_size=vocabulary_size,
+        vocabulary_size=prepared.vocabulary_size,
         assumptions=(),
     )
 

@@ -239,8 +239,7 @@ def plan_run(
 ) -> RunPlan:
     """Plans a run.
 
-    The plan is exact over prepared data, and over documents tokenised in `data.tokens_dir`; otherwise it is estimated
-    from counts, or from assumptions.
+    The plan is exact over prepared data; otherwise it is estimated from counts, or from assumptions.
 
     Args:
         resolved: the run, if it is resolved already; its steps are then balanced as well.

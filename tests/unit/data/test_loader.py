@@ -957,38 +957,6 @@ def test_another_rank_may_store_the_packs_at_the_same_time(tmp_path: Path, monke
     assert len(list(tmp_path.iterdir())) == 1
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from evenpack.files import unfinished_directory
-with unfinished_directory(Path(sys.argv[1])) as folder:
-    (folder / "half.npy").touch()
-    if sys.argv[2] == "lives":
-        print(folder.name, flush=True)
-        sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_unfinished_packs_of_killed_processes_alone_are_removed(tmp_path: Path) -> None:
-    folder = tmp_path / f"{made(cache=tmp_path).data._hashes['data']}-2"
-    subprocess.run([sys.executable, "-c", KILLED, str(folder), "dies"], check=False, timeout=600)
-    (left,) = tmp_path.iterdir()
-    elsewhere = left.with_name(left.name.replace(left.name.split(".")[-3], "elsewhere"))
-    old = elsewhere.with_name(elsewhere.name.replace("elsewhere", "old"))
-    for other in (elsewhere, old):
-        other.mkdir()
-    os.utime(old, (0, 0))
-    command = [sys.executable, "-c", KILLED, str(folder), "lives"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as living:
-        living_name = living.stdout.readline().strip()
-        ids(made(cache=tmp_path), 3)
-        assert {path.name for path in tmp_path.iterdir()} == {folder.name, living_name, elsewhere.name}
-        living.communicate("")
-    ids(made(cache=tmp_path), 3)
-    assert {path.name for path in tmp_path.iterdir()} == {folder.name, elsewhere.name}
-
-
 def test_sources_are_drawn_by_their_weights() -> None:
     loader = made({"a": DOCUMENTS[:100], "b": DOCUMENTS[100:]}, weights={"a": 3, "b": 1})
     for step in range(5):

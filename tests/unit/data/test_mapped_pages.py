@@ -12,11 +12,9 @@ from prepared_files import two_sources
 
 import evenpack
 from evenpack.data import mapped_pages
-from evenpack.data.mapped_pages import _limits_of_group, memory_bytes, read_at_random
+from evenpack.data.mapped_pages import _limits_of_group, memory_bytes
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.data.tokens import own
-from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the flags of mappings in /proc")
@@ -28,16 +26,6 @@ def are_read_alone(path: Path) -> list[bool]:
     begins = [place for place, line in enumerate(lines) if line.endswith(str(path))]
     flags = [next(line for line in lines[begin:] if line.startswith("VmFlags:")) for begin in begins]
     return ["rr" in line.split() for line in flags]
-
-
-def test_pages_are_read_alone_within_the_block_only(tmp_path: Path) -> None:
-    path = tmp_path / "ids.npy"
-    write_array(path, np.arange(1 << 14))
-    array = np.load(path, mmap_mode="r")
-    with read_at_random([array[3:], np.arange(3)]):
-        assert are_read_alone(path) == [True]
-    assert are_read_alone(path) == [False]
-    assert array[-1] == (1 << 14) - 1
 
 
 @pytest.mark.parametrize(
@@ -77,9 +65,6 @@ def test_a_loader_reads_pages_of_own_arrays_alone_where_memory_does_not_hold_the
     documents = evenpack.TokenArrays(tokens, np.arange(0, 4097, 32))
     loader = evenpack.Loader(documents, pack_length=64, packs_per_step=4, arrays="numpy")
     next(iter(loader))
-    assert set(are_read_alone(tmp_path / "tokens.npy")) == {memory == 1000}
-    monkeypatch.setattr(own, "MOST_HASHED", 100)  # so that a sample is hashed, which is read alone in any case
-    loader.state_dict()
     assert set(are_read_alone(tmp_path / "tokens.npy")) == {memory == 1000}
 
 

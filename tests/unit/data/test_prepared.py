@@ -163,10 +163,10 @@ def test_a_file_that_is_cut_short_or_missing_is_named(corpus: Path, own_finished
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(size - 1)
-    with pytest.raises(DataError, match=rf"{name}: expected {size} bytes, found {size - 1}"):
+    with pytest.raises(DataError, match=rf"{name} has {size - 1:,} bytes, expected {size:,}"):
         PreparedData.open(own_finished, two_sources(corpus))
     path.unlink()
-    with pytest.raises(DataError, match=rf"{name}: expected {size} bytes, found no file"):
+    with pytest.raises(DataError, match=rf"{name} cannot be found"):
         PreparedData.open(own_finished, two_sources(corpus))
 
 

@@ -86,7 +86,7 @@ def test_ranks_that_die_over_a_file_that_was_cut_short_have_a_cause(
     assert outcome(killed, tmp_path, monkeypatch, run)[0].message == killed.message
     path.write_bytes(bytes(50))
     found, _ = outcome(killed, tmp_path, monkeypatch, run)
-    assert found.message.startswith(f"{killed.message}; {tmp_path} is not as it was prepared:\n  {path}: expected 100")
+    assert found.message.startswith(f"{killed.message}; {tmp_path} is damaged:\n  {path} has 50 bytes, expected 100")
     assert (found.exit_code, found.error) == (2, found.message.removeprefix(f"{killed.message}; "))
     assert outcome(FAILED, tmp_path, monkeypatch, run)[0].error == "no space"
 

@@ -49,7 +49,7 @@ def test_an_existing_token_file_is_used_in_its_place(tmp_path: Path) -> None:
     assert {name: content for name, content in contents(tmp_path).items() if not name.startswith("data/")} == before
     with (tmp_path / "ready.bin").open("ab") as file:
         file.write(b"xx")
-    with pytest.raises(DataError, match=r"ready\.bin: expected \d+ bytes, found \d+"):
+    with pytest.raises(DataError, match=r"ready\.bin has [\d,]+ bytes, expected [\d,]+"):
         PreparedData.open(tmp_path / "data", config)
 
 

@@ -10,7 +10,6 @@ from prepared_files import Recorder, contents, data_config, sentences, texts_of,
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import data_section
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.prepare.workers import local_workers
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.kinds import held_out, open_corpus, source_inputs
@@ -104,21 +103,6 @@ def test_a_split_of_the_hub_is_taken_whole(tmp_path: Path, monkeypatch: pytest.M
         data_config({"wiki": section | {"validation_split": "train"}})
 
 
-def test_a_saved_dataset_gives_a_split_by_its_folder(tmp_path: Path) -> None:
-    import datasets
-
-    sets = {"train": TRAINING, "test": VALIDATION}
-    datasets.DatasetDict(
-        {name: datasets.Dataset.from_dict({"text": texts}) for name, texts in sets.items()}
-    ).save_to_disk(tmp_path / "set")
-    section = {"kind": "arrow", "path": tmp_path / "set", "split": "train", "validation_path": tmp_path / "set"}
-    with pytest.raises(DataError, match=r"no split is named: give .*/set/train or another one's folder"):
-        prepare(data_config({"wiki": section}), tmp_path / "data")
-    section["validation_path"] = tmp_path / "set" / "test"
-    prepare(data_config({"wiki": section}), tmp_path / "data")
-    assert texts_of_split(tmp_path / "data", "validation") == VALIDATION
-
-
 def test_a_document_of_both_files_is_refused_and_nothing_is_left(files: Path, tmp_path: Path) -> None:
     write_jsonl(files / "training.jsonl", [*TRAINING, VALIDATION[3], VALIDATION[3], VALIDATION[5]])
     with pytest.raises(DataError, match="3 training documents are also in its validation_path") as caught:
@@ -144,9 +128,7 @@ def test_shared_tokens_survive_a_refused_overlap(files: Path, tmp_path: Path) ->
     config = config_of(files, source={"allow_validation_overlap": True}, **changes)
     prepare(config, tmp_path / "data", progress=recorder)
     assert any("holds its tokens already" in note for note in recorder.notes)
-    known = find_tokens(config)
-    assert known is not None
-    assert known["wiki"].training_documents.tolist() == list(range(20, 81))
+    assert np.load(tmp_path / "data/sources/wiki/train/documents.npy").tolist() == list(range(20, 81))
 
 
 def test_one_file_for_both_is_refused(files: Path, tmp_path: Path) -> None:

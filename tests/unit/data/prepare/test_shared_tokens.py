@@ -15,7 +15,6 @@ from evenpack.data.manifest import Manifest
 from evenpack.data.prepare import pairs
 from evenpack.data.prepare.directory import hold_lock
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.tokens_dir import find_tokens
 from evenpack.data.prepared import PreparedData
 from evenpack.data.tokens import writer as token_writer
 from evenpack.data.verification import Verifier
@@ -230,5 +229,3 @@ def test_a_shuffle_of_shared_tokens_is_that_of_own_ones_and_of_these_tokens_alon
     prepare(config, tmp_path / "data")
     fingerprints = {PreparedData.open(tmp_path / name, config).fingerprint(1) for name in ("own", "data")}
     assert len(fingerprints) == 1
-    assert find_tokens(config) is None, "packed block by block, in an order that is not known before"
-    assert find_tokens(sharing(corpus, tmp_path)) is not None

@@ -120,7 +120,7 @@ def test_how_long_a_document_may_be_is_no_part_of_the_data_section() -> None:
         assert "maximum_document_bytes" not in before["sources"]["wiki"]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "text", "hdf5"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "text", "hdf5"])
 def test_every_kind_of_file_takes_a_list(kind: str) -> None:
     source = TypeAdapter(Source).validate_python({"kind": kind, "path": ["a", "b"]})
     assert source.path == (Path("a"), Path("b"))
@@ -216,7 +216,6 @@ def test_splits_that_are_named_are_read(shards: Path, path: Any, caplog: pytest.
     [
         ("jsonl", ["a.jsonl", "a.jsonl.zst"], "of which one is the other compressed"),
         ("text", ["b/a.txt.gz", "b/a.txt"], "of which one is the other compressed"),
-        ("arrow", ["wiki.arrow", "cache-0123abcd_00000_of_00002.arrow"], "keeps what it made of other files"),
         ("jsonl", ["a.jsonl", "a (1).jsonl"], "of which one is a copy of the other, by their names and sizes"),
         ("text", ["b/Copy of a.txt.gz", "b/a.txt.gz"], "of which one is a copy of the other, by their names and sizes"),
         ("parquet", ["wiki.en.parquet", "wiki.en - Copy.parquet"], "of which one is a copy of the other"),
@@ -298,7 +297,6 @@ def test_every_kind_of_files_looks_at_splits(tmp_path: Path) -> None:
         "jsonl": "jsonl",
         "text": "txt",
         "parquet": "parquet",
-        "arrow": "arrow",
         "hdf5": "hdf5",
     }.items():
         for split in ("train", "test"):

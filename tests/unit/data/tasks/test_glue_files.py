@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evenpack.data.tasks.glue import GLUE_TASKS, GlueTask, find_glue_task, glue_file, read_task_rows
+from evenpack.data.tasks.glue import GLUE_TASKS, find_glue_task, read_task_rows, training_file
 from evenpack.errors import ConfigError, DataError
 
 OFFICIAL_COLUMNS = {
@@ -46,8 +46,8 @@ def read(path: Path, name: str) -> list[tuple[tuple[str, ...], str]]:
 def test_every_task_finds_its_texts_and_its_label_among_the_official_columns(name: str, tmp_path: Path) -> None:
     task, columns = GLUE_TASKS[name], official_columns(name)
     for split in ("train", *task.validation_splits):
-        write_task(tmp_path, name, ["\t".join(f"{column} of {row}" for column in columns) for row in "ab"], split=split)
-        rows = list(read_task_rows(glue_file(tmp_path, task, split), task))
+        lines = ["\t".join(f"{column} of {row}" for column in columns) for row in "ab"]
+        rows = list(read_task_rows(write_task(tmp_path, name, lines, split=split), task))
         assert [row.texts for row in rows] == [tuple(f"{text} of {row}" for text in task.texts) for row in "ab"]
         assert [row.label for row in rows] == [f"{task.label} of {row}" for row in "ab"]
     first = 1 if task.columns else 2
@@ -127,22 +127,8 @@ def test_text_that_is_not_utf_8_is_named_with_file_and_line(tmp_path: Path) -> N
 
 
 def test_a_missing_file_is_named_by_the_path_that_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"{tmp_path}/SST-2/dev.tsv is not there: give the folder that holds"):
-        glue_file(tmp_path, GLUE_TASKS["sst2"], "dev")
-
-
-@pytest.mark.parametrize(
-    ("task", "split", "message"),
-    [
-        (GLUE_TASKS["cola"], "test", "CoLA has no labelled split 'test'; .*known: dev, train"),
-        (GLUE_TASKS["mnli"], "dev", "MNLI has no labelled split 'dev'; .*known: dev_matched, dev_mismatched, train"),
-    ],
-)
-def test_an_unknown_split_is_reported_with_the_known_ones(
-    task: GlueTask, split: str, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        glue_file(tmp_path, task, split)
+    with pytest.raises(DataError, match=rf"{tmp_path}/SST-2/train.tsv is not there: give the folder that holds"):
+        training_file(tmp_path, GLUE_TASKS["sst2"])
 
 
 def test_an_unknown_task_is_reported_with_the_known_ones() -> None:

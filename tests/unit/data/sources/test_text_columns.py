@@ -1,0 +1,187 @@
+"""Columns of text are read from parquet, and from folders of `save_to_disk` through `datasets`."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, write_jsonl
+from pydantic import ValidationError
+
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.sources.config import HubSource, ParquetSource
+from evenpack.data.sources.corpus import Document
+from evenpack.data.sources.kinds import open_corpus, source_inputs
+from evenpack.errors import DataError
+
+TEXTS = [f"fünf {number} " * (number % 5) for number in range(50)]
+
+
+def write(path: Path, table: pa.Table, *, rows_in_group: int = 7) -> Path:
+    pa.parquet.write_table(table, path, row_group_size=rows_in_group)
+    return path
+
+
+def texts_table(texts: list[str | None], type_: pa.DataType | None = None) -> pa.Table:
+    return pa.table({"id": list(range(len(texts))), "text": pa.array(texts, type_ or pa.string())})
+
+
+def read(path: Path, start: int = 0, **keys: Any) -> list[Document]:
+    source = (
+        HubSource(kind="hub", name=str(path), **keys)
+        if path.is_dir()
+        else ParquetSource(kind="parquet", path=path, **keys)
+    )
+    return list(open_corpus("wiki", source).documents(start))
+
+
+def refusal(path: Path, **keys: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        read(path, **keys)
+    return str(caught.value)
+
+
+def save(dataset: Any, folder: Path, **keys: Any) -> Path:
+    datasets.disable_progress_bars()
+    dataset.save_to_disk(folder, **keys)
+    return folder
+
+
+@pytest.mark.parametrize("type_", [
+    pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()),
+    pa.dictionary(pa.int8(), pa.large_string()),
+], ids=str)  # fmt: skip
+def test_strings_of_every_type_are_the_documents(tmp_path: Path, type_: pa.DataType) -> None:
+    path = write(tmp_path / "a.parquet", texts_table(list(TEXTS), type_))
+    documents = read(path)
+    assert [document.text for document in documents] == TEXTS
+    assert [document.bytes_read for document in documents] == [path.stat().st_size * n // 50 for n in range(1, 51)]
+    for start in (1, 6, 7, 8, 49, 50, 99):
+        assert read(path, start) == documents[start:]
+
+
+@pytest.mark.parametrize("type_", [
+    pa.binary(), pa.large_binary(), pa.list_(pa.string()), pa.int64(), pa.dictionary(pa.int32(), pa.binary()),
+], ids=str)  # fmt: skip
+def test_a_column_of_another_type_is_refused_by_its_name_and_type(tmp_path: Path, type_: pa.DataType) -> None:
+    values = {pa.int64(): [1], pa.list_(pa.string()): [["a"]]}.get(type_, [b"a"])
+    path = write(tmp_path / "a.parquet", pa.table({"text": pa.array(values, type_)}))
+    found = pa.parquet.read_schema(path).field("text").type
+    assert f"column 'text' of {path} must be of strings, found {found}" in refusal(path)
+    assert "has no column 'body'; existing columns: text. Set the source's text_key" in refusal(path, text_key="body")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    path = write(tmp_path / "a.parquet", table)
+    assert f"{path} has 2 columns 'text'" in refusal(path)
+
+
+def test_a_null_and_invalid_utf8_are_named_by_their_rows(tmp_path: Path) -> None:
+    broken = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
+    )
+    null, wrong = texts_table(["a"] * 9 + [None]), pa.table({"text": broken})
+    path = write(tmp_path / "null.parquet", null)
+    assert f"{path}, row 9 (from 0): 'text' must be a string, found null" in refusal(path)
+    path = write(tmp_path / "wrong.parquet", wrong)
+    assert f"{path}, row 1 (from 0): 'text' is not valid UTF-8" in refusal(path)
+    path = save(datasets.Dataset(null), tmp_path / "null")
+    assert f"row 9 of {path}: 'text' must be a string, found null" in refusal(path)
+    path = save(datasets.Dataset(wrong), tmp_path / "wrong")
+    assert f"row 1 of {path}: 'text' is not valid UTF-8" in refusal(path)
+
+
+def test_a_row_group_takes_the_memory_of_a_part_of_it(tmp_path: Path) -> None:
+    texts = [random.Random(number).randbytes(5_000).hex() for number in range(4_000)]
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(texts_table(list(texts)), path, write_batch_size=64)  # pages of about a MiB
+    before = pa.total_allocated_bytes()
+    documents = open_corpus("wiki", ParquetSource(kind="parquet", path=path)).documents()
+    most = max(pa.total_allocated_bytes() - before for _ in documents)
+    assert most < path.stat().st_size / 2
+    assert pa.parquet.read_metadata(path).num_row_groups == 1
+
+
+def test_a_saved_dataset_is_read_as_datasets_reads_it(tmp_path: Path) -> None:
+    folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set", num_shards=11)
+    documents = read(folder)
+    assert [document.text for document in documents] == TEXTS
+    assert read(folder, 17) == documents[17:]
+    before = source_inputs("wiki", HubSource(kind="hub", name=str(folder)))
+    assert "state.json" in {Path(file.path).name for file in before}
+    (folder / "data-00003-of-00011.arrow").touch()
+    assert source_inputs("wiki", HubSource(kind="hub", name=str(folder))) != before
+
+
+def test_of_a_saved_dataset_dict_the_named_split_is_read(tmp_path: Path) -> None:
+    splits = {name: datasets.Dataset(texts_table([name] * 3)) for name in ("train", "test")}
+    folder = save(datasets.DatasetDict(splits), tmp_path / "sets")
+    assert [document.text for document in read(folder, split="test")] == ["test"] * 3
+    assert [document.text for document in read(folder)] == ["train"] * 3
+    assert "it holds train, test: set the source's split" in refusal(folder, split="dev")
+    assert "it holds train: set the source's split" in refusal(folder / "train", split="test")
+    both = open_corpus("wiki", HubSource(kind="hub", name=str(folder), validation_split="test"))
+    assert [(document.text, document.is_held_out) for document in both.documents()] == [
+        *([("test", True)] * 3),
+        *([("train", False)] * 3),
+    ]
+
+
+def test_a_saved_dataset_that_is_cut_off_or_lacks_a_file_is_refused(tmp_path: Path) -> None:
+    folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set", num_shards=2)
+    file = folder / "data-00001-of-00002.arrow"
+    file.write_bytes(file.read_bytes()[:-8])  # the last record batch is whole
+    assert f"{file} is cut off: copy the whole folder again" in refusal(folder)
+    file.unlink()
+    assert file.name in refusal(folder)
+
+
+def test_an_arrow_file_is_no_kind_of_source(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"'arrow' found using 'kind' does not match any.*'hub'"):
+        data_config({"wiki": {"kind": "arrow", "path": tmp_path}})
+
+
+def test_all_formats_of_one_corpus_are_prepared_to_the_same_bytes(
+    tmp_path: Path, corpus: Path, small_batches: None
+) -> None:
+    texts = sentences(150, seed=2)
+    write_jsonl(tmp_path / "1.jsonl", texts[:70])
+    write_jsonl(tmp_path / "0.jsonl", texts[70:])
+    table = texts_table(list(texts))
+    write(tmp_path / "a.parquet", table, rows_in_group=40)
+    save(datasets.Dataset(table), tmp_path / "set", num_shards=3)
+    sources = {
+        "one": {"kind": "jsonl", "path": corpus / "code.jsonl"},
+        "several": {"kind": "jsonl", "path": [tmp_path / "1.jsonl", tmp_path / "0*"]},
+        "parquet": {"kind": "parquet", "path": tmp_path / "a.parquet"},
+        "saved": {"kind": "hub", "name": str(tmp_path / "set")},
+    }
+    found = {}
+    for name, section in sources.items():
+        directory = tmp_path / "prepared" / name
+        recorder = Recorder()
+        if name in ("several", "saved"):
+            with pytest.raises(StoppedError):
+                prepare(data_config({"wiki": section}), directory, progress=StopAfter(4))
+        prepare(data_config({"wiki": section}), directory, progress=recorder)
+        assert (recorder.states[0].bytes_resumed > 0) == (name in ("several", "saved"))
+        assert recorder.states[-1].bytes_read == recorder.states[-1].total_bytes
+        found[name] = {
+            file: content for file, content in contents(directory / "sources").items() if "journal" not in file
+        }
+    assert "wiki/tokens.bin" in found["one"]
+    assert [name for name in found if found[name] != found["one"]] == []
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_source_without_a_document_is_refused_and_nothing_is_left(tmp_path: Path, kind: str) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [])
+    write(tmp_path / "a.parquet", texts_table([]))
+    section = {"kind": kind, "path": tmp_path / f"a.{kind}"}
+    with pytest.raises(DataError, match="source 'wiki' holds no document"):
+        prepare(data_config({"wiki": section}), tmp_path / "prepared")
+    assert contents(tmp_path / "prepared") == {}
