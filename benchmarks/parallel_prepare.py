@@ -24,6 +24,7 @@ import measuring
 
 from evenpack import console
 from evenpack.data.config import DataConfig
+from evenpack.data.prepare import tokens
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.workers import LocalWorkers, Workers, mpi_workers, started_ranks
 from evenpack.progress import Progress
@@ -100,11 +101,10 @@ def _measure(arguments: argparse.Namespace, workers: Workers | None) -> None:
         }
     )
     progress = _WorkerSeconds()
+    tokens.SMALLEST_PART_BYTES = arguments.part_bytes
     with tempfile.TemporaryDirectory() as folder:
         begun, begun_cpu = time.monotonic(), time.process_time()
-        manifest = prepare(
-            config, Path(folder) / "data", progress=progress, workers=workers, part_bytes=arguments.part_bytes
-        )
+        manifest = prepare(config, Path(folder) / "data", progress=progress, workers=workers)
         found = {
             "wall_seconds": time.monotonic() - begun,
             "parent_cpu_seconds": time.process_time() - begun_cpu,

@@ -63,7 +63,6 @@ def prepare(
     *,
     progress: Progress | None = None,
     workers: Workers | None = None,
-    part_bytes: int | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Manifest:
     """Prepares `directory`, resumes an interrupted call, or finds that it is done.
@@ -71,8 +70,6 @@ def prepare(
     Args:
         progress: shows the stages of each source, and messages; None: nothing is shown.
         workers: processes that tokenise text; None: this process. The output does not depend on it.
-        part_bytes: the target size of the parts of a source that workers share; None: `default_part_bytes`. A resumed
-            call keeps the size of the first one.
         tokenizer: replaces the one that the section names or trains, for text that the tokenizer of a run is to encode;
             None: the section's tokenizer.
 
@@ -84,9 +81,7 @@ def prepare(
     before = _finished(config, directory)
     if before is not None and before.sources.keys() >= config.sources.keys():
         return _confirm(config, directory, progress)
-    preparation = _Preparation(
-        config, directory, progress, before=before, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer
-    )
+    preparation = _Preparation(config, directory, progress, before=before, workers=workers, tokenizer=tokenizer)
     with hold_lock(directory):
         now = _finished(config, directory)
         if now is not None and now != before:  # by the previous holder of the lock
@@ -145,7 +140,6 @@ class _Preparation:
         *,
         before: Manifest | None,
         workers: Workers | None,
-        part_bytes: int | None,
         tokenizer: Tokenizer | None,
     ) -> None:
         # One sequence, so that a wrong name or limit is found before hours of work.
@@ -159,7 +153,6 @@ class _Preparation:
         self.config = config
         self.directory = directory
         self.workers = workers
-        self.part_bytes = part_bytes
         refuse_splits(
             list(config.sources),
             "and each source is trained on: leave the held-out ones out (data.sources), and name their files in a "
@@ -296,7 +289,6 @@ class _Preparation:
             tokenizer_folder=self.directory / TOKENIZER_FOLDER,
             language=sentence_language(self.config),
             workers=self.workers,
-            part_bytes=self.part_bytes,
         )
         return preparation.from_text(corpus, tokenising)
 

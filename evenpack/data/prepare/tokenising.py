@@ -115,8 +115,6 @@ class TokenisingState:
     """The tokenised part of a corpus."""
 
     origin: Origin
-    part_bytes: int
-    """The target size of the corpus' parts, which a resumed call keeps."""
     parts: int = 0
     """Number of completely tokenised parts."""
     part_documents: int = 0

@@ -18,8 +18,8 @@ from evenpack.data.prepare.tokenising import (
     encoder,
     no_documents_error,
 )
-from evenpack.data.prepare.tokens_dir import Origin, origin_hash
-from evenpack.data.prepare.workers import PartTask, Workers, stop_file
+from evenpack.data.prepare.tokens_dir import Origin
+from evenpack.data.prepare.workers import PartTask, Workers
 from evenpack.data.sources.corpus import Corpus, CorpusPart
 from evenpack.data.sources.rows import RowAccounting, RowCorpus
 from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, h
 from evenpack.errors import DataError
 
 _MOST_PARTS = 1 << 10
-_SMALLEST_PART_BYTES = 1 << 24
+SMALLEST_PART_BYTES = 1 << 24
 _LARGEST_PART_BYTES = 1 << 30
 
 
@@ -76,9 +76,12 @@ class WrittenTokens:
         )
 
 
-def default_part_bytes(total_bytes: int) -> int:
-    """Returns a thousandth of a source, within 16 MiB and 1 GiB: work for many workers, and little lost with one."""
-    return min(max(total_bytes // _MOST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
+def part_bytes(total_bytes: int) -> int:
+    """Returns the target size of a part: a thousandth of a source, within 16 MiB and 1 GiB.
+
+    That is work for many workers, and little is lost with one.
+    """
+    return min(max(total_bytes // _MOST_PARTS, SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +95,6 @@ class Tokenising:
     """With a language, text is tokenised sentence by sentence, and the lengths of sentences are stored in a column."""
     workers: Workers | None
     """Workers; None: this process tokenises, with several threads."""
-    part_bytes: int | None
-    """The target size of a part of a source; None: `default_part_bytes`."""
 
 
 def write_tokens(
@@ -112,7 +113,7 @@ def write_tokens(
         check_inputs: called after reading. Raises: DataError if a file has changed.
 
     Raises: DataError for a source that cannot be read or whose text does not match this vocabulary: then its output is
-    removed. RunError if the disk is full, or if workers die repeatedly: then it is kept.
+    removed. RunError if the disk is full, or if a worker dies: then it is kept.
     """
     vocabulary_size = tokenising.tokenizer.vocabulary_size
     with TokenFileWriter.resume(
@@ -150,16 +151,10 @@ class _SourceWriting:
         self._writer = writer
         self._how = tokenising
         self._progress = progress
-        part_bytes = tokenising.part_bytes or default_part_bytes(corpus.total_bytes)
-        self._state = TokenisingState.read(writer) or TokenisingState(origin=origin, part_bytes=part_bytes)
+        self._state = TokenisingState.read(writer) or TokenisingState(origin=origin)
         self._bytes_resumed = self._state.bytes_read
-        self._parts: Sequence[CorpusPart] = corpus.parts(self._state.part_bytes)
-        self._origin_hash = origin_hash(origin)
+        self._parts: Sequence[CorpusPart] = corpus.parts(part_bytes(corpus.total_bytes))
         self._is_told_of_unknown = False
-        if tokenising.part_bytes not in (None, self._state.part_bytes):
-            self._progress.note(
-                f"source '{progress.source}' was begun with parts of {self._state.part_bytes:,} bytes, which it keeps"
-            )
 
     def run(self) -> TokenisingState:
         """Appends the missing documents. Returns: the state at the end."""
@@ -183,9 +178,9 @@ class _SourceWriting:
 
     def _append_files_of(self, workers: Workers) -> None:
         """Concatenates the parts' files in their order while later ones are written."""
-        stop_file(_parts_folder(self._writer.prefix)).unlink(missing_ok=True)
+        shutil.rmtree(_parts_folder(self._writer.prefix), ignore_errors=True)  # of a call that was killed
         tasks = [self._task(number) for number in range(self._state.parts, len(self._parts))]
-        with closing(workers.files(tasks, self._progress.note)) as files:
+        with closing(workers.files(tasks)) as files:
             for file in files:
                 file.append_to(self._writer)
                 self._state = self._state.with_part(file.state, documents=self._writer.documents)
@@ -200,8 +195,6 @@ class _SourceWriting:
             part=self._parts[number],
             source=self._progress.source,
             prefix=_parts_folder(self._writer.prefix) / f"{number:06d}" / "tokens",
-            identity={"tokens": self._origin_hash, "part": number, "part_bytes": self._state.part_bytes},
-            part_bytes=self._state.part_bytes,
             tokenizer_folder=self._how.tokenizer_folder,
             tokenizer_checksum=tokenizer.checksum,
             language=self._how.language,

@@ -9,7 +9,7 @@ import typer
 from evenpack import console
 from evenpack.console import Report
 from evenpack.errors import EXIT_BAD_INPUT, ConfigError
-from evenpack.launcher.cli.arguments import SETTINGS, Overrides, RunFile, load, parse_bytes
+from evenpack.launcher.cli.arguments import SETTINGS, Overrides, RunFile, load
 from evenpack.studies.columns import Column, table_of
 
 if TYPE_CHECKING:
@@ -28,14 +28,6 @@ def prepare(
     overrides: Overrides = None,
     *,
     workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS_HELP)] = None,
-    part_bytes: Annotated[
-        Any,
-        typer.Option(
-            metavar="BYTES",
-            parser=parse_bytes,
-            help="Bytes of the source that a worker takes at a time, such as 16MiB; by default 16 MiB to 1 GiB.",
-        ),
-    ] = None,
 ) -> Report:
     """Turn text into tokens and packs.
 
@@ -49,18 +41,18 @@ def prepare(
     from evenpack.data.prepare.workers import local_workers, mpi_workers, started_ranks
 
     if started_ranks() == 1:
-        return _prepare(run_file, overrides, local_workers(workers), part_bytes)
+        return _prepare(run_file, overrides, local_workers(workers))
     if workers is not None:
         raise ConfigError("under mpirun the ranks are the workers: leave out --workers, or start without mpirun")
     with mpi_workers() as ranks:
-        return Report(is_silent=True) if ranks is None else _prepare(run_file, overrides, ranks, part_bytes)
+        return Report(is_silent=True) if ranks is None else _prepare(run_file, overrides, ranks)
 
 
-def _prepare(run_file: Path, overrides: list[str] | None, workers: "Workers | None", part_bytes: int | None) -> Report:
+def _prepare(run_file: Path, overrides: list[str] | None, workers: "Workers | None") -> Report:
     from evenpack.launcher.preparing import prepare_run, rows_table, splits_table, warn_of_epochs
 
     config = load(run_file, overrides)
-    found = prepare_run(config, workers=workers, part_bytes=part_bytes)
+    found = prepare_run(config, workers=workers)
     warn_of_epochs(config)
     forms: list[dict[str, Any]] = [
         {

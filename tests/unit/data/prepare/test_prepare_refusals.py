@@ -125,8 +125,9 @@ def test_unknown_tokens_are_counted_in_the_manifest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "workers"), [("jsonl", None), ("text", None), ("parquet", None), ("jsonl", 2)])
 def test_a_text_that_holds_the_end_of_documents_is_named_with_its_place(
-    tmp_path: Path, kind: str, workers: int | None
+    tmp_path: Path, kind: str, workers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("evenpack.data.prepare.tokens.SMALLEST_PART_BYTES", 100)
     texts = [f"cat {'cat ' * number}" for number in range(40)]
     texts[29] = "cat | cat"
     source: dict[str, Any] = {"kind": kind, "path": tmp_path / f"wiki.{kind}"}
@@ -143,12 +144,7 @@ def test_a_text_that_holds_the_end_of_documents_is_named_with_its_place(
     with pytest.raises(
         DataError, match=rf"{place}: the tokenizer makes its special token '\|' of the text .*'cat \| cat'"
     ):
-        prepare(
-            config,
-            tmp_path / "data",
-            workers=None if workers is None else LocalWorkers(workers),
-            part_bytes=100,
-        )
+        prepare(config, tmp_path / "data", workers=None if workers is None else LocalWorkers(workers))
 
 
 def test_what_can_be_known_before_is_refused_before_anything_is_made(corpus: Path, tmp_path: Path) -> None:

@@ -69,10 +69,11 @@ def test_a_pass_may_begin_at_any_document(files: Path) -> None:
     ]
 
 
-def test_workers_write_the_same_bytes(files: Path, tmp_path: Path) -> None:
+def test_workers_write_the_same_bytes(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenpack.data.prepare.tokens.SMALLEST_PART_BYTES", 3_000)
     config = config_of(files)
     prepare(config, tmp_path / "one")
-    prepare(config, tmp_path / "two", workers=local_workers(2), part_bytes=3_000)
+    prepare(config, tmp_path / "two", workers=local_workers(2))
     for name, content in contents(tmp_path / "one" / "sources").items():
         if not name.endswith("journal.json"):
             assert (tmp_path / "two" / "sources" / name).read_bytes() == content, name
