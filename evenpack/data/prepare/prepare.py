@@ -44,7 +44,7 @@ from evenpack.data.prepare.tokens_dir import sentence_language
 from evenpack.data.prepare.workers import Workers
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
-from evenpack.data.sources.config import Hdf5Source, MegatronSource, SourceOfText, TextSource
+from evenpack.data.sources.config import Hdf5Source, MegatronSource
 from evenpack.data.sources.files import refuse_splits
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
@@ -125,10 +125,6 @@ def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifes
     return manifest
 
 
-_FAR_MORE = 5
-"""Multiple of `validation_fraction` of which a warning says that chance has held out so much."""
-
-
 class _Preparation:
     """One call, after everything is checked that can be before the first byte is written."""
 
@@ -200,7 +196,7 @@ class _Preparation:
         for name in self.config.sources:
             records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
             files |= source_files
-            self._note_few_documents(name, records[name])
+            self._note_nothing_held_out(name, records[name])
         manifest = Manifest(data=data, tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
         return manifest
@@ -229,30 +225,13 @@ class _Preparation:
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
             )
 
-    def _note_few_documents(self, name: str, record: SourceRecord) -> None:
-        """Warns that nothing of a source is held out, although that was asked, or that chance decided how much."""
+    def _note_nothing_held_out(self, name: str, record: SourceRecord) -> None:
         source, fraction = self.config.sources[name], self.config.validation_fraction
-        is_nothing, place = record.validation.packing is None, f"data.sources.{name}"
-        warning, held_out = f"warning: source '{name}' holds ", record.validation.accounting.documents_read
-        warning += "nothing out, and will have no validation loss: " if is_nothing else "out more than asked: "
-        if source.has_validation_documents:
-            if is_nothing:
-                self.progress.note(
-                    f"{warning}the recipe takes none of the documents that its section names for validation"
-                )
-        elif fraction and (is_nothing or held_out > _FAR_MORE * fraction * record.documents):
-            remedy = f"give it more documents, or name files for validation ({place}.validation_path)"
-            if isinstance(source, TextSource) and source.document_separator == "file" and source.rows is None:
-                remedy = (
-                    f"each file is one document; {place}.document_separator=blank_line makes one of each paragraph, "
-                    "line one of each line"
-                )
-            elif isinstance(source, SourceOfText) and source.rows is None:
-                remedy += f", or make a document of each paragraph ({place}.rows=paragraphs)"
-            taken = "none that the recipe takes" if is_nothing else f"{held_out:,}"
+        if record.validation.packing is None and (fraction or source.has_validation_documents):
             self.progress.note(
-                f"{warning}of its {counted(record.documents, 'document')}, {taken} fell into data.validation_fraction "
-                f"({fraction:g}), by a hash; {remedy}"
+                f"warning: source '{name}' holds nothing out, and will have no validation loss: of its "
+                f"{counted(record.documents, 'document')} the recipe takes none that is held out; give it more "
+                f"documents, divide them (data.sources.{name}.rows), or name longer ones for validation"
             )
 
     def _prepare_source(

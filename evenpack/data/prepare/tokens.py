@@ -154,7 +154,6 @@ class _SourceWriting:
         self._state = TokenisingState.read(writer) or TokenisingState(origin=origin)
         self._bytes_resumed = self._state.bytes_read
         self._parts: Sequence[CorpusPart] = corpus.parts(part_bytes(corpus.total_bytes))
-        self._is_told_of_unknown = False
 
     def run(self) -> TokenisingState:
         """Appends the missing documents. Returns: the state at the end."""
@@ -205,12 +204,6 @@ class _SourceWriting:
         self._progress.report(
             documents=documents, tokens=tokens, bytes_read=state.bytes_read, bytes_resumed=self._bytes_resumed
         )
-        if state.text_bytes and not state.has_known_tokens(tokens, documents) and not self._is_told_of_unknown:
-            self._is_told_of_unknown = True
-            self._progress.note(
-                f"warning: the first {documents:,} documents of source '{self._progress.source}' encode to nothing but "
-                "unknown tokens, or to no token at all: is the tokenizer of this text?"
-            )
 
 
 def remove_unfinished(prefix: Path) -> None:

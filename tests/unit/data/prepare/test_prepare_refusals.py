@@ -94,25 +94,8 @@ def test_a_source_without_content_is_refused(tmp_path: Path, text: str, message:
 def test_a_vocabulary_of_other_text_is_warned_of_with_the_first_batch_and_refused(
     corpus: Path, tmp_path: Path, small_batches: None
 ) -> None:
-    recorder = Recorder()
     with pytest.raises(DataError, match="the text of source 'wiki' encodes to nothing but unknown tokens"):
-        prepare(two_sources(corpus, tokenizer=save_words(tmp_path / "words")), tmp_path / "data", progress=recorder)
-    assert len([note for note in recorder.notes if "warning: the first" in note]) == 1
-    assert "is the tokenizer of this text?" in recorder.notes[0]
-
-
-def test_a_document_that_takes_much_memory_is_warned_of_once(
-    own_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    texts = ["short", "long " * 300, "short", "longer " * 300]
-    (own_corpus / "wiki.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
-    monkeypatch.setattr("evenpack.data.prepare.tokenising._LONG_BYTES", 1000)
-    monkeypatch.setattr("evenpack.data.prepare.tokenising.BATCH_TEXT_BYTES", 1)
-    config = data_config({"wiki": {"kind": "jsonl", "path": own_corpus / "wiki.jsonl"}}, validation_fraction=0)
-    prepare(config, tmp_path / "data")
-    (warning,) = (message for message in caplog.messages if "of memory: is it one document?" in message)
-    either = ("a document of 1,500 bytes, which begins 'long long", "a document of 2,100 bytes, which begins 'longer")
-    assert warning.startswith(either), "of whichever of two threads is the first"
+        prepare(two_sources(corpus, tokenizer=save_words(tmp_path / "words")), tmp_path / "data")
 
 
 def test_unknown_tokens_are_counted_in_the_manifest(tmp_path: Path) -> None:
