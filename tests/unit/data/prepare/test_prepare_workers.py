@@ -338,7 +338,7 @@ def test_an_error_ends_workers_that_are_busy(
 
 
 def test_how_many_workers_and_how_large_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [part_bytes(size) for size in (0, 1 << 36, 1 << 50)] == [1 << 24, 1 << 26, 1 << 30]
+    assert [part_bytes(size) for size in (0, 1 << 36, 1 << 50)] == [PART_BYTES, 1 << 26, 1 << 30]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     assert vars(local_workers(None)) == vars(LocalWorkers(6))
     assert local_workers(1) is None
