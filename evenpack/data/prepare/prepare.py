@@ -34,7 +34,7 @@ from evenpack.data.manifest import (
 )
 from evenpack.data.order.stored_plan import packed
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
+from evenpack.data.prepare.directory import hold_lock, refuse_foreign_files, remove_leftovers
 from evenpack.data.prepare.shards import ShardPreparation
 from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenising import encoding_threads
@@ -52,7 +52,7 @@ from evenpack.data.tokenizers.loading import load_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.verification import Verifier, refuse_changed_sources
 from evenpack.errors import DataError
-from evenpack.files import explained
+from evenpack.files import explained, system_error
 from evenpack.progress import Progress
 from evenpack.units import counted
 
@@ -73,8 +73,8 @@ def prepare(
         tokenizer: replaces the one that the section names or trains, for text that the tokenizer of a run is to encode;
             None: the section's tokenizer.
 
-    Raises: DataError for invalid sources, tokenizers and directories, if the directory belongs to other data, and if
-    the disk is full; PackingError for limits that cannot be packed.
+    Raises: DataError for invalid sources, tokenizers and directories, if the directory belongs to other data, and for
+    errors of the system; RunError if a token file cannot be written; PackingError for limits that cannot be packed.
     """
     directory = directory.absolute()
     progress = progress or Progress(console.messages(), silent=True)
@@ -92,12 +92,13 @@ def prepare(
                 "this run's"
             )
         refuse_foreign_files(directory)
-        with explain_write_failures(directory):
-            try:
-                return preparation.run()
-            except DataError:
-                _clear_if_without_sources(directory)
-                raise
+        try:
+            return preparation.run()
+        except DataError:
+            _clear_if_without_sources(directory)
+            raise
+        except OSError as error:
+            raise DataError(system_error(error, None if error.filename else directory)) from error
 
 
 def _finished(config: DataConfig, directory: Path) -> Manifest | None:

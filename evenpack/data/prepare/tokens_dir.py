@@ -26,7 +26,7 @@ from jaxtyping import Int64
 from evenpack.data.checksums import find_first_damage
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, TRAINED_ON, data_section, refuse_changed_inputs, refuse_differences
-from evenpack.data.prepare.directory import explain_write_failures, hold_lock, remove_leftovers
+from evenpack.data.prepare.directory import hold_lock, remove_leftovers
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.sequences import ViewOfDocuments, build_view
 from evenpack.data.sources.config import SourceOfText
@@ -102,10 +102,10 @@ def origin_hash(origin: Origin) -> str:
 def held_tokens(tokens_dir: Path, name: str, origin: Origin) -> Iterator[Path]:
     """Locks the folder of this origin, and makes it if needed.
 
-    Raises: DataError if another process works in it, or if it cannot be made or written.
+    Raises: DataError if another process works in it, or if it cannot be made.
     """
     folder = folder_of_origin(tokens_dir, name, origin)
-    with hold_lock(folder, setting="data.tokens_dir"), explain_write_failures(folder):
+    with hold_lock(folder, setting="data.tokens_dir"):
         remove_leftovers(folder)
         yield folder
 

@@ -80,7 +80,7 @@ def write_part(task: PartTask) -> PartFile:
     """Tokenises a part.
 
     Raises: DataError for what is wrong in the source; RunError for what is wrong with this host: a file or the
-    tokenizer cannot be read here; OSError if the part cannot be written.
+    tokenizer cannot be read here, or the part cannot be written.
     """
     try:
         return _write_part(task)
@@ -91,10 +91,6 @@ def write_part(task: PartTask) -> PartFile:
             f"part {task.number} of source '{task.source}' could not be read on host {socket.gethostname()}: {error}. "
             "What is tokenised is kept: the same command resumes once every host can read the source"
         ) from error
-    except RunError as error:
-        if isinstance(error.__cause__, OSError):  # an executor would drop the cause on its way
-            raise error.__cause__ from None
-        raise
 
 
 def stop_file(parts_folder: Path) -> Path:
