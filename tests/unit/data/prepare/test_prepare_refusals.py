@@ -290,7 +290,9 @@ def test_a_full_disk_is_named_and_the_same_call_resumes(
     assert contents(directory) == contents(finished)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.trained_on.json", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.trained_on.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"]
+)
 @pytest.mark.parametrize("damage", [lambda text: text[:40], lambda text: text.swapcase(), lambda _text: "[1]"])
 def test_a_damaged_tokenizer_or_record_of_its_training_is_trained_again(
     name: str, damage: Callable[[str], str], corpus: Path, finished: Path, tmp_path: Path
