@@ -18,15 +18,15 @@ from typing import Any
 
 import loader
 import measuring
-from rich.console import Console
 
 from evenpack.config import load_run_file
+from evenpack.data.manifest import SPLITS
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.shards import export_shards
 from evenpack.data.prepared import PreparedData
-from evenpack.data.shards.writing import WrittenLayout
+from evenpack.data.sequences import MaskedPairsView
+from evenpack.data.shards.reading import MaskedSequences
+from evenpack.data.shards.writing import ShardForm, WrittenLayout, new_shard
 from evenpack.engine.config import RunConfig
-from evenpack.progress import Progress
 from evenpack.testing import changed
 
 RUN_FILE = Path(__file__).parents[1] / "configs" / "bert_mini_wiki.yaml"
@@ -94,8 +94,22 @@ def _shard_run(text: RunConfig, shards: Path, folder: Path) -> RunConfig:
 
 
 def _export(prepared: PreparedData, folder: Path, layout: WrittenLayout) -> None:
-    with Progress(Console(), silent=True) as progress:
-        export_shards(prepared, folder, layout=layout, rows_per_shard=10_000, progress=progress)
+    static_masks = prepared.config.static_masks
+    assert static_masks is not None, "`_text_run` sets them"
+    form = ShardForm(
+        layout=layout,
+        row_slots=prepared.config.recipe.max_sequence_length,
+        mask_slots=static_masks.max_predictions,
+        vocabulary_size=prepared.vocabulary_size,
+    )
+    for split in SPLITS:
+        view = prepared.view("wiki", split)
+        assert isinstance(view, MaskedPairsView), "of the recipe"
+        (folder / "wiki" / split).mkdir(parents=True)
+        for first in range(0, view.count, 10_000):
+            last = min(first + 10_000, view.count)
+            with new_shard(folder / "wiki" / split / f"part_{first:09d}.hdf5", form, last - first) as shard:
+                shard.append(MaskedSequences.of_view(view, first, last))
 
 
 def _prepare_anew(run: RunConfig) -> float:

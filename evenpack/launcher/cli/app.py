@@ -53,6 +53,7 @@ GONE = {
     "train --ranks": "plan --ranks",
     "train --rank": "plan --rank",
     "train --device": "plan --device",
+    "shards export": "evenpack.Loader, which feeds other trainers",
     "study evenness": "study imbalance; docs/imbalance.md has its result",
     "study roofline": "study throughput; docs/gpu.md has measured steps",
 }

@@ -230,48 +230,10 @@ def _table(rows: Sequence[Any], columns: Sequence[Column], *, title: str) -> lis
 
 
 shards_app = typer.Typer(
-    help="Write HDF5 shards of masked pairs, in the formats of MLPerf's BERT.",
+    help="HDF5 shards of masked pairs, in the formats of MLPerf's BERT.",
     no_args_is_help=True,
     context_settings=SETTINGS,
 )
-
-ROWS_PER_SHARD = 100_000
-
-
-@shards_app.command("export")
-def export_shards(
-    run_file: RunFile,
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.")],
-    overrides: Overrides = None,
-    *,
-    layout: Annotated[
-        Literal["fixed", "variable"], typer.Option(help="Padded and compressed rows, or rows of variable length.")
-    ] = "fixed",
-    rows_per_shard: Annotated[int, typer.Option(min=1, help="Most rows of a shard.")] = ROWS_PER_SHARD,
-) -> Report:
-    """Write a prepared set's pairs with their masks as shards.
-
-    Writes DIRECTORY/SOURCE/train and DIRECTORY/SOURCE/validation, rows in the order of the set. The set must have
-    stored masks (data.recipe.static_masks, or shards as its source).
-
-    \b
-    Example:
-      evenpack shards export bert_mini_wiki shards data.recipe.static_masks.max_predictions=19
-    """
-    config = load(run_file, overrides)
-    from evenpack.data.prepare.shards import export_shards as export
-    from evenpack.data.prepared import PreparedData
-    from evenpack.progress import Progress
-
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    with Progress(console.messages()) as progress:
-        exported = export(prepared, directory, layout=layout, rows_per_shard=rows_per_shard, progress=progress)
-    lines = [
-        f"Wrote {directory / part.source / part.split}: {part.rows:,} rows in {part.shards:,} shards"
-        for part in exported
-    ]
-    value = {"directory": directory, "layout": layout, "splits": exported}
-    return Report(value=value, shown=[console.text("\n".join(lines))])
 
 
 @shards_app.command("pick")

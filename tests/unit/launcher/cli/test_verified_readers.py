@@ -75,7 +75,6 @@ READERS: dict[str, tuple[Content | None, Reader]] = {
         lambda run, new: run.evenpack("evaluate", "--data", run.file.with_name("one.txt")),
     ),
     "export": ("tokenizer", lambda run, new: run.evenpack("export", new)),
-    "shards export": ("all", lambda run, new: run.evenpack("shards export", new)),
     "study throughput": ("all", lambda run, _: run.evenpack("study throughput", "--rounds", 1)),
     "study packing": ("lengths", lambda run, _: run.evenpack("study packing")),
     "a shuffle study": ("all", lambda run, _: measure_orders("arm", run.config, ShuffleSection(reference="other"))),
