@@ -17,7 +17,7 @@ from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_sectio
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
-from evenpack.data.prepare.tokenising import columns
+from evenpack.data.prepare.tokenising import TokenisingState
 from evenpack.data.prepare.tokens import Tokenising, WrittenTokens, remove_unfinished, write_tokens
 from evenpack.data.prepare.tokens_dir import (
     Origin,
@@ -66,12 +66,12 @@ class SourcePreparation(SourceInPreparation):
         Raises: DataError if the source is invalid or changes meanwhile (its output is removed), or if an earlier call
         began with another source or tokenizer. RunError if the disk is full.
         """
-        origin, language = self._origin(), tokenising.language
+        origin = self._origin()
         with self._tokens_folder(origin) as folder:
             prefix = folder / "tokens"
             refuse_other_origin(prefix, origin, self.folder)
             try:
-                journal = write_tokens(
+                written = write_tokens(
                     corpus,
                     prefix,
                     tokenising,
@@ -83,11 +83,10 @@ class SourcePreparation(SourceInPreparation):
                 with suppress(OSError):  # it stays if there is something in it
                     self.folder.rmdir()
                 raise
-        written = WrittenTokens.of_text(prefix, journal, columns(language))
         self._check_overlap(corpus, written)
         return self._finish(
             written,
-            self._documents_view if language is None else partial(self._pairs_view, tokenising.tokenizer),
+            self._documents_view if tokenising.language is None else partial(self._pairs_view, tokenising.tokenizer),
         )
 
     def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
@@ -105,7 +104,10 @@ class SourcePreparation(SourceInPreparation):
         self.folder.mkdir(parents=True, exist_ok=True)
         hashes = hashes_path(self.folder / "tokens")
         write_array(hashes, hash_documents(token_file))
-        return self._finish(WrittenTokens.of_token_file(token_file, hashes), self._documents_view)
+        written = WrittenTokens(
+            token_file=token_file, columns=(hashes,), state=TokenisingState(origin={}), checksums={}
+        )
+        return self._finish(written, self._documents_view)
 
     def _origin(self) -> Origin:
         return tokens_origin(self.config, self.name, self.inputs, tokenizer_checksum=self.vocabulary.checksum)
@@ -186,9 +188,9 @@ class SourcePreparation(SourceInPreparation):
             token_file=recorded_path(written.token_file.prefix, self.directory, self.tokens_dir),
             documents=written.token_file.documents,
             tokens=written.token_file.tokens,
-            text_bytes=written.text_bytes,
-            unknown_tokens=written.unknown_tokens,
-            rows=written.rows,
+            text_bytes=written.state.text_bytes,
+            unknown_tokens=written.state.unknown_tokens,
+            rows=written.state.rows,
             train=splits["train"],
             validation=splits["validation"],
         )

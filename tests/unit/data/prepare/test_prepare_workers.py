@@ -218,7 +218,7 @@ def test_unfinished_parts_are_removed_where_the_tokens_come_to_lie_elsewhere(cor
 
     with pytest.raises(StoppedError):
         prepare(config, directory, workers=HereWorkers(interrupt))
-    assert list(directory.rglob("tokens.parts/000000/tokens.bin"))
+    assert list(directory.rglob("tokens.bin.partial"))
     prepare(config.model_copy(update={"tokens_dir": tmp_path / "tokens"}), directory)
     assert not list(directory.rglob("tokens.*"))
 
