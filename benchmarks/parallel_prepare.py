@@ -1,4 +1,4 @@
-"""Measures `prepare` with several processes: CPU time of the longest worker, wall time, and the bytes written.
+"""Measures `prepare` with several processes: its wall time and its own CPU time, and compares the bytes written.
 
     python benchmarks/parallel_prepare.py --corpus wiki.jsonl --tokenizer gpt2/ --rounds 3
 
@@ -9,7 +9,6 @@ prints a table and a line of JSON with medians. MPI needs evenpack[mpi].
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -22,29 +21,13 @@ from typing import Any
 
 import measuring
 
-from evenpack import console
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import tokens
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.workers import LocalWorkers, Workers, mpi_workers, started_ranks
-from evenpack.progress import Progress
 
 WAYS = {"alone": 0, "1 local": 1, "2 local": 2, "1 MPI": 1, "2 MPI": 2}
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
-class _WorkerSeconds(Progress):
-    """Records the CPU seconds of workers from messages, and shows nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(console.messages(), silent=True)
-        self.all = self.longest = 0.0
-
-    def note(self, message: str) -> None:
-        """Extracts the seconds from the note at the end of a source."""
-        found = re.search(r"CPU seconds of its \d+ workers: ([\d.]+), the longest ([\d.]+)", message)
-        if found:
-            self.all, self.longest = map(float, found.groups())
 
 
 def main() -> None:
@@ -100,16 +83,13 @@ def _measure(arguments: argparse.Namespace, workers: Workers | None) -> None:
             "pack_length": 1024,
         }
     )
-    progress = _WorkerSeconds()
     tokens.SMALLEST_PART_BYTES = arguments.part_bytes
     with tempfile.TemporaryDirectory() as folder:
         begun, begun_cpu = time.monotonic(), time.process_time()
-        manifest = prepare(config, Path(folder) / "data", progress=progress, workers=workers)
+        manifest = prepare(config, Path(folder) / "data", workers=workers)
         found = {
             "wall_seconds": time.monotonic() - begun,
             "parent_cpu_seconds": time.process_time() - begun_cpu,
-            "longest_worker_cpu_seconds": progress.longest,
-            "worker_cpu_seconds": progress.all,
             "tokens": manifest.sources["text"].tokens,
             "files": sorted((name, file.content.whole) for name, file in manifest.files.items()),
         }
@@ -120,18 +100,12 @@ def _summary(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     assert len({json.dumps(run.pop("files")) for runs in found.values() for run in runs}) == 1, (
         "the same bytes in every way"
     )
-    names = ("wall_seconds", "parent_cpu_seconds", "longest_worker_cpu_seconds", "worker_cpu_seconds")
+    names = ("wall_seconds", "parent_cpu_seconds")
     medians = {
         way: {name: round(statistics.median(run[name] for run in runs), 2) for name in names}
         for way, runs in found.items()
     }
-    longest = {way: values["longest_worker_cpu_seconds"] for way, values in medians.items()}
-    return {
-        "tokens": found["alone"][0]["tokens"],
-        "medians": medians,
-        "longest_of_two_over_one_local": round(longest["2 local"] / longest["1 local"], 3),
-        "longest_of_two_over_one_mpi": round(longest["2 MPI"] / longest["1 MPI"], 3),
-    }
+    return {"tokens": found["alone"][0]["tokens"], "medians": medians}
 
 
 if __name__ == "__main__":
