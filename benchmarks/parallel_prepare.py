@@ -22,7 +22,7 @@ from typing import Any
 import measuring
 
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare import tokens
+from evenpack.data.prepare import source as source_module
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.workers import LocalWorkers, Workers, mpi_workers, started_ranks
 
@@ -83,7 +83,7 @@ def _measure(arguments: argparse.Namespace, workers: Workers | None) -> None:
             "pack_length": 1024,
         }
     )
-    tokens.SMALLEST_PART_BYTES = arguments.part_bytes
+    source_module.SMALLEST_PART_BYTES = arguments.part_bytes
     with tempfile.TemporaryDirectory() as folder:
         begun, begun_cpu = time.monotonic(), time.process_time()
         manifest = prepare(config, Path(folder) / "data", workers=workers)

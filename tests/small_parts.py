@@ -2,9 +2,9 @@
 
 import sys
 
-from evenpack.data.prepare import tokens
+from evenpack.data.prepare import source
 from evenpack.launcher.cli.__main__ import main
 
 if __name__ == "__main__":
-    tokens.SMALLEST_PART_BYTES = int(sys.argv.pop(1))
+    source.SMALLEST_PART_BYTES = int(sys.argv.pop(1))
     main()

@@ -12,7 +12,7 @@ import pytest
 from prepared_files import command_with_parts, contents
 from small_run import HANGS_SECONDS, Done, evenpack, process, write_corpus, write_run
 
-from evenpack.data.prepare import tokens
+from evenpack.data.prepare import source
 
 PART_BYTES = 8000
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -26,7 +26,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "SMALLEST_PART_BYTES", PART_BYTES)
+        patch.setattr(source, "SMALLEST_PART_BYTES", PART_BYTES)
         yield
 
 
@@ -78,7 +78,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_same_command_resumes(
     done = process(command, **_AS_ROOT)
     resumed = next(line for line in done.stderr.splitlines() if line.startswith("one: tokenising"))
     assert not resumed.startswith("one: tokenising  0 %")
-    monkeypatch.setattr(tokens, "SMALLEST_PART_BYTES", 100_000)
+    monkeypatch.setattr(source, "SMALLEST_PART_BYTES", 100_000)
     evenpack("prepare", run_file, f"data.prepared_dir={tmp_path / 'alone'}")
     assert contents(tmp_path / "data") == contents(tmp_path / "alone")
 

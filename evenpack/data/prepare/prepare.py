@@ -39,8 +39,6 @@ from evenpack.data.prepare.shards import ShardPreparation
 from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenising import encoding_threads
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
-from evenpack.data.prepare.tokens import Tokenising
-from evenpack.data.prepare.tokens_dir import sentence_language
 from evenpack.data.prepare.workers import Workers
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
@@ -263,14 +261,7 @@ class _Preparation:
             self.progress.note(f"source '{name}': checking and hashing {source.path}")
             return preparation.from_token_file(source)
         assert tokenizer is not None, "text sources and external vocabularies exclude each other"
-        corpus = self.corpora[name]
-        tokenising = Tokenising(
-            tokenizer=tokenizer,
-            tokenizer_folder=self.directory / TOKENIZER_FOLDER,
-            language=sentence_language(self.config),
-            workers=self.workers,
-        )
-        return preparation.from_text(corpus, tokenising)
+        return preparation.from_text(self.corpora[name], tokenizer, self.workers)
 
     def _refuse_other_sources(self) -> None:
         folder = self.directory / "sources"

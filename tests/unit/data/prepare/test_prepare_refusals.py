@@ -110,7 +110,7 @@ def test_unknown_tokens_are_counted_in_the_manifest(tmp_path: Path) -> None:
 def test_a_text_that_holds_the_end_of_documents_is_named_with_its_place(
     tmp_path: Path, kind: str, workers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenpack.data.prepare.tokens.SMALLEST_PART_BYTES", 100)
+    monkeypatch.setattr("evenpack.data.prepare.source.SMALLEST_PART_BYTES", 100)
     texts = [f"cat {'cat ' * number}" for number in range(40)]
     texts[29] = "cat | cat"
     source: dict[str, Any] = {"kind": kind, "path": tmp_path / f"wiki.{kind}"}
@@ -272,7 +272,7 @@ def test_a_file_that_cannot_grow_is_explained_and_gone_on_with(corpus: Path, fin
     assert contents(directory) == contents(finished)
 
 
-@pytest.mark.parametrize("stage", ["splits.store_plan", "source.write_tokens"])
+@pytest.mark.parametrize("stage", ["splits.store_plan", "source.SourcePreparation._write_tokens"])
 def test_a_full_disk_is_named_and_the_same_call_resumes(
     stage: str, corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def test_a_pass_may_begin_at_any_document(files: Path) -> None:
 
 
 def test_workers_write_the_same_bytes(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenpack.data.prepare.tokens.SMALLEST_PART_BYTES", 3_000)
+    monkeypatch.setattr("evenpack.data.prepare.source.SMALLEST_PART_BYTES", 3_000)
     config = config_of(files)
     prepare(config, tmp_path / "one")
     prepare(config, tmp_path / "two", workers=local_workers(2))

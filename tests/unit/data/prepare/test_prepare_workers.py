@@ -23,10 +23,10 @@ from slow_cases import slow_but
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import prepare as prepare_module
+from evenpack.data.prepare import source as source_module
 from evenpack.data.prepare import tokenising
-from evenpack.data.prepare import tokens as tokens_module
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.tokens import part_bytes
+from evenpack.data.prepare.source import part_bytes
 from evenpack.data.prepare.workers import (
     LocalWorkers,
     MpiWorkers,
@@ -49,7 +49,7 @@ PART_BYTES = 15_000
 @pytest.fixture(scope="module", autouse=True)
 def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens_module, "SMALLEST_PART_BYTES", PART_BYTES)
+        patch.setattr(source_module, "SMALLEST_PART_BYTES", PART_BYTES)
         yield
 
 
@@ -152,7 +152,7 @@ import sys, time
 from pathlib import Path
 from rich.console import Console
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare import tokens
+from evenpack.data.prepare import source
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.workers import LocalWorkers
 from evenpack.progress import Piece, Progress
@@ -169,7 +169,7 @@ class Slow(Progress):
 
 if __name__ == "__main__":
     config = DataConfig.model_validate_json(sys.argv[1])
-    tokens.SMALLEST_PART_BYTES = int(sys.argv[3])
+    source.SMALLEST_PART_BYTES = int(sys.argv[3])
     prepare(config, Path(sys.argv[2]), workers=LocalWorkers(2), progress=Slow(Console(), silent=True))
 """
 
@@ -226,7 +226,7 @@ def test_unfinished_parts_are_removed_where_the_tokens_come_to_lie_elsewhere(cor
 def test_text_of_another_script_in_a_part_is_counted_and_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens_module, "SMALLEST_PART_BYTES", 4000)
+    monkeypatch.setattr(source_module, "SMALLEST_PART_BYTES", 4000)
     texts = [*sentences(60, seed=1), *["\u6f22\u5b57 \u6f22"] * 400]
     path = write_jsonl(tmp_path / "two_scripts.jsonl", texts)
     vocabulary = {"kind": "train_word_pieces", "vocabulary_size": 300}
