@@ -45,7 +45,6 @@ class PartTask:
 class PartFile:
     """A tokenised part."""
 
-    number: int
     prefix: Path
     journal: Journal
     worker: str
@@ -82,8 +81,18 @@ def write_part(task: PartTask) -> PartFile:
     Raises: DataError for what is wrong in the source; RunError for what is wrong with this host: a file or the
     tokenizer cannot be read here, or the part cannot be written.
     """
+    tokenizer = _tokenizer_of(task.tokenizer_folder, task.tokenizer_checksum)
+    size, kept = tokenizer.vocabulary_size, columns(task.language)
     try:
-        return _write_part(task)
+        with TokenFileWriter(task.prefix, vocabulary_size=size, columns=kept) as writer:
+            state = append_parts(
+                (task.part,),
+                encoder(tokenizer, task.language),
+                writer,
+                TokenisingState(origin={}),
+                report=lambda _: _exit_if_requested(task),
+            )
+            journal = writer.finish(state.to_json())
     except DataError as error:
         if not isinstance(error.__cause__, OSError):
             raise
@@ -91,6 +100,8 @@ def write_part(task: PartTask) -> PartFile:
             f"part {task.number} of source '{task.source}' could not be read on host {socket.gethostname()}: {error}. "
             "What is tokenised is kept: the same command resumes once every host can read the source"
         ) from error
+    worker = f"{socket.gethostname()}, process {os.getpid()}"
+    return PartFile(prefix=task.prefix, journal=journal, worker=worker)
 
 
 def stop_file(parts_folder: Path) -> Path:
@@ -101,27 +112,6 @@ def stop_file(parts_folder: Path) -> Path:
 def _exit_if_requested(task: PartTask) -> None:
     if stop_file(task.prefix.parents[1]).exists():
         raise RunError(f"part {task.number} of source '{task.source}' was given up")
-
-
-def _write_part(task: PartTask) -> PartFile:
-    tokenizer = _tokenizer_of(task.tokenizer_folder, task.tokenizer_checksum)
-    with TokenFileWriter(
-        task.prefix, vocabulary_size=tokenizer.vocabulary_size, columns=columns(task.language)
-    ) as writer:
-        state = append_parts(
-            (task.part,),
-            encoder(tokenizer, task.language),
-            writer,
-            TokenisingState(origin={}),
-            report=lambda _: _exit_if_requested(task),
-        )
-        journal = writer.finish(state.to_json())
-    return PartFile(
-        number=task.number,
-        prefix=task.prefix,
-        journal=journal,
-        worker=f"{socket.gethostname()}, process {os.getpid()}",
-    )
 
 
 @lru_cache(maxsize=1)

@@ -248,7 +248,7 @@ def test_a_host_that_cannot_read_the_source_is_named_and_nothing_is_removed(own_
     config, directory = two_sources(own_corpus), tmp_path / "data"
 
     def hide(file: PartFile) -> None:
-        if file.number == 2:
+        if file.prefix.parent.name == "000002":
             (own_corpus / "wiki.jsonl").rename(own_corpus / "hidden.jsonl")
 
     with pytest.raises(RunError, match=rf"part 3 of source 'wiki' could not be read on host {socket.gethostname()}: "):
