@@ -1,7 +1,7 @@
 """The folder `data.tokens_dir`, which prepared sets with the same sources and tokenizer share, whatever their recipes.
 
     TOKENS_DIR/SOURCE_HASH/       tokens.{bin,idx}, document_hashes.npy and the journal of one source of text
-    TOKENS_DIR/tokenizer_HASH/    a trained tokenizer, and its training data
+    TOKENS_DIR/tokenizer_HASH/    a trained tokenizer, and the record of its training
 
 HASH is of the origin, which is everything that decides a token file of text or a trained tokenizer, so a changed source
 or tokenizer has a folder of its own, and no process overwrites files that others use. Each manifest lists the shared
