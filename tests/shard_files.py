@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -143,13 +144,14 @@ def _write_lists(file: h5py.File, lists: dict[str, list[list[int]]]) -> None:
 
 
 def write_prepared(prepared: PreparedData, directory: Path, form: ShardForm, *, rows_per_shard: int) -> None:
-    """Writes pairs with stored masks into DIRECTORY/SOURCE/SPLIT, in their order."""
+    """Writes pairs with stored masks into DIRECTORY/SOURCE/SPLIT, in their order, in shards of nearly equal size."""
     for source in prepared.source_names:
         for split in SPLITS:
             view, folder = prepared.view(source, split), directory / source / split
             assert isinstance(view, MaskedPairsView)
             folder.mkdir(parents=True)
-            for first in range(0, view.count, rows_per_shard):
-                last = min(first + rows_per_shard, view.count)
+            shards = -(-view.count // rows_per_shard)
+            bounds = [view.count * shard // shards for shard in range(shards + 1)]
+            for first, last in pairwise(bounds):
                 with new_shard(folder / f"part_{first:05d}.hdf5", form, last - first) as shard:
                     shard.append(MaskedSequences.of_view(view, first, last))
