@@ -14,12 +14,11 @@ from evenpack.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class DyingPart:
-    """A part that kills its process in the middle, the first times that it is read."""
+    """A part that kills its process in the middle, the first time that it is read."""
 
     part: CorpusPart
     deaths: Path
-    """A file that grows by a byte with each."""
-    times: int
+    """A file that has a byte afterwards."""
 
     @property
     def total_bytes(self) -> int:
@@ -29,7 +28,7 @@ class DyingPart:
         documents = self.part.documents(start)
         yield from islice(documents, 20)
         with self.deaths.open("ab") as file:
-            if file.tell() < self.times:
+            if not file.tell():
                 file.write(b".")
                 file.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -43,7 +42,6 @@ class DyingCorpus:
     corpus: Corpus
     part: int
     deaths: Path
-    times: int = 1
 
     @property
     def total_bytes(self) -> int:
@@ -54,7 +52,7 @@ class DyingCorpus:
 
     def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
         parts = list(self.corpus.parts(target_bytes))
-        parts[self.part] = DyingPart(part=parts[self.part], deaths=self.deaths, times=self.times)
+        parts[self.part] = DyingPart(part=parts[self.part], deaths=self.deaths)
         return tuple(parts)
 
 

@@ -9,7 +9,6 @@ paths) are kept by their type alone. Floating-point numbers depend on the proces
 where it is the one of the record, and to the `tolerance_of` their case elsewhere.
 """
 
-import io
 import json
 import math
 import os
@@ -29,19 +28,18 @@ import torch
 import xxhash
 import yaml
 from integration.small_run import evenpack, train_on
-from rich.console import Console
+from shard_files import write_prepared
 
 from evenpack import Loader, RandomMasks, TokenArrays
 from evenpack.batch import PackedBatch
 from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings, evaluation_batches
 from evenpack.data.order.step_shape import CostWeights
-from evenpack.data.prepare.shards import export_shards
+from evenpack.data.shards.writing import ShardForm
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import _processor
 from evenpack.losses import NO_COUNTS, StepCounts
-from evenpack.progress import Progress
 from evenpack.testing import prepared, run_config, run_ranks
 
 FIXTURES = Path(__file__).parent / "fixtures" / "golden"
@@ -374,9 +372,16 @@ def _batches_of_run(config: RunConfig, ends: str, windows: tuple[int, ...]) -> I
 
 
 def _values_of_shards(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Exports the pairs of a run and returns the sections of one that reads them."""
-    written, progress = open_run(config).prepared, Progress(Console(file=io.StringIO()), silent=True)
-    export_shards(written, folder, layout="variable", rows_per_shard=100, progress=progress)
+    """Writes the pairs of a run as shards, and returns the sections of one that reads them."""
+    static_masks, written = config.data.static_masks, open_run(config).prepared
+    assert static_masks is not None, "the cases of shards have them"
+    form = ShardForm(
+        layout="variable",
+        row_slots=config.data.recipe.max_sequence_length,
+        mask_slots=static_masks.max_predictions,
+        vocabulary_size=written.vocabulary_size,
+    )
+    write_prepared(written, folder, form, rows_per_shard=100)
     values: dict[str, Any] = json.loads(config.model_dump_json())
     values["run"]["output_dir"] = f"{config.run.output_dir}_again"
     values["data"] |= {

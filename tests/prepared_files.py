@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,11 @@ def save_tokenizer(folder: Path, *, seed: int = 9) -> dict[str, str]:
 def texts_of(config: DataConfig, name: str) -> list[str]:
     """Returns the documents of a source."""
     return [document.text for document in open_corpus(name, config.sources[name]).documents()]
+
+
+def command_with_parts(part_bytes: int) -> list[str]:
+    """Returns the command `evenpack` of a process that divides sources into parts of so many bytes."""
+    return [sys.executable, str(Path(__file__).with_name("small_parts.py")), str(part_bytes)]
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -2,10 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
 import numpy as np
+
+from evenpack.data.manifest import SPLITS
+from evenpack.data.prepared import PreparedData
+from evenpack.data.sequences import MaskedPairsView
+from evenpack.data.shards.reading import MaskedSequences
+from evenpack.data.shards.writing import ShardForm, new_shard
 
 CLS, SEP, MASK = 2, 3, 4
 VOCABULARY_SIZE = 90
@@ -134,3 +141,17 @@ def _write_lists(file: h5py.File, lists: dict[str, list[list[int]]]) -> None:
         dataset = file.create_dataset(name, (len(rows),), h5py.vlen_dtype(np.dtype(kind)))
         for index, row in enumerate(rows):
             dataset[index] = np.array(row, dtype=kind)
+
+
+def write_prepared(prepared: PreparedData, directory: Path, form: ShardForm, *, rows_per_shard: int) -> None:
+    """Writes pairs with stored masks into DIRECTORY/SOURCE/SPLIT, in their order, in shards of nearly equal size."""
+    for source in prepared.source_names:
+        for split in SPLITS:
+            view, folder = prepared.view(source, split), directory / source / split
+            assert isinstance(view, MaskedPairsView)
+            folder.mkdir(parents=True)
+            shards = -(-view.count // rows_per_shard)
+            bounds = [view.count * shard // shards for shard in range(shards + 1)]
+            for first, last in pairwise(bounds):
+                with new_shard(folder / f"part_{first:05d}.hdf5", form, last - first) as shard:
+                    shard.append(MaskedSequences.of_view(view, first, last))

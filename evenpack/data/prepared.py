@@ -13,7 +13,6 @@ import xxhash
 from evenpack.data.config import DataConfig
 from evenpack.data.keys import derive_key
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest
-from evenpack.data.opened_directories import record_opened
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.forms import Form, FormedStream
 from evenpack.data.order.pack_stream import PackStream
@@ -84,7 +83,6 @@ class PreparedData:
                 "which adds it, and leaves the others as they are"
             )
         Verifier(directory, manifest).refuse_wrong_sizes()
-        record_opened(directory)
         _allow_open_files(len(manifest.files))
         prepared = cls(directory, config, manifest)
         if verify != "later":

@@ -21,7 +21,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, FileRecord, Manifest, refuse_changed_inputs, remedy
 from evenpack.data.sources.files import InputFile
 from evenpack.data.sources.kinds import source_inputs
-from evenpack.errors import DataError, EvenpackError, NotPreparedError, RunError
+from evenpack.errors import DataError, EvenpackError
 from evenpack.files import explained
 from evenpack.worker_pool import map_in_order
 
@@ -242,38 +242,22 @@ def require_verified(
 def explained_damage(directory: Path) -> Iterator[None]:
     """Verifies a prepared directory when the block ends with an error that damaged files can lead to.
 
-    Raises: DataError instead of that error if a file is damaged.
+    These are all errors without an explanation except RuntimeError, which torch raises for lost connections and
+    devices.
+
+    Raises: DataError instead of that error if a file is damaged, or the directory is gone.
     """
     try:
         yield
+    except (EvenpackError, RuntimeError):
+        raise
     except Exception as error:
-        damage = damage_behind(error, directory)
-        if damage is None:
-            raise
-        raise damage from error
-
-
-def damage_behind(error: Exception, directory: Path) -> DataError | None:
-    """Returns the damage of a prepared directory, which is read if the error is one that damaged files can lead to.
-
-    These are all errors without an explanation except RuntimeError, which torch raises for lost connections and
-    devices. For that, and for the RunError made of it, only sizes are compared: a rank or a loader is killed (SIGBUS)
-    if a file that it has mapped is cut short.
-    """
-    only_sizes = isinstance(error, RunError | RuntimeError)
-    if isinstance(error, EvenpackError) and not only_sizes:
-        return None
-    try:
-        verifier = Verifier(directory, Manifest.read(directory))
-        if only_sizes:
-            verifier.refuse_wrong_sizes()
-        else:
+        try:
+            verifier = Verifier(directory, Manifest.read(directory))
             verifier.refuse(verifier.verify_smallest(seconds=_EXPLANATION_SECONDS).damages)
-    except NotPreparedError:
-        return None  # it was for a while, and has been removed
-    except DataError as damage:
-        return damage
-    return None
+        except DataError as damage:
+            raise damage from error
+        raise
 
 
 def refuse_changed_sources(config: DataConfig, manifest: Manifest, directory: Path) -> None:

@@ -234,12 +234,11 @@ def prepare_run(
     config: RunConfig,
     *,
     workers: Workers | None = None,
-    part_bytes: int | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> dict[Path, Manifest]:
     """Turns the run's text into tokens and packs, of each form that its stages need; prepared data is only verified.
 
-    `workers`, `part_bytes` and `tokenizer` are as in `prepare`.
+    `workers` and `tokenizer` are as in `prepare`.
 
     Returns: the manifest of each folder, that of the first steps first.
 
@@ -250,9 +249,7 @@ def prepare_run(
             found = {}
             for data in config.forms:
                 folder = data.prepared_dir or config.prepared_dir
-                found[folder] = prepare(
-                    data, folder, progress=progress, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer
-                )
+                found[folder] = prepare(data, folder, progress=progress, workers=workers, tokenizer=tokenizer)
             return found
         except KeyboardInterrupt:
             progress.note("interrupted; run the same command again to continue")

@@ -20,7 +20,6 @@ from evenpack.data.prepared import PreparedData, Split, Verification
 from evenpack.data.recipes import SentencePairsRecipe
 from evenpack.data.shuffle.config import PermutationShuffle
 from evenpack.data.sources.config import Source
-from evenpack.data.verification import explained_damage
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.continuation import require_checkpoint
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
@@ -185,11 +184,10 @@ def evaluate_run(config: RunConfig, *, step: int | None = None, data: Path | Non
 
 def _evaluate(config: RunConfig, *, step: int | None, split: Split, data: Path | None) -> RunEvaluation:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with explained_damage(config.prepared_dir):
-        trained = load_trained_model(config, device, step=step)
-        evaluations = evaluate_model(trained.model, trained.run, trained.world, split=split)
-        if config.data.verify_in_training:
-            trained.run.prepared.verify()  # which reads again only if a file has changed meanwhile
+    trained = load_trained_model(config, device, step=step)
+    evaluations = evaluate_model(trained.model, trained.run, trained.world, split=split)
+    if config.data.verify_in_training:
+        trained.run.prepared.verify()  # which reads again only if a file has changed meanwhile
     return RunEvaluation(
         checkpoint=trained.checkpoint.path,
         step=trained.checkpoint.step,

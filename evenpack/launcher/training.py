@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,13 +14,13 @@ from rich.table import Table
 
 from evenpack import console
 from evenpack.console import Report, pairs, percent
-from evenpack.data.verification import Verifier, explained_damage
+from evenpack.data.verification import explained_damage
 from evenpack.engine.checkpoints.continuation import require_resumable
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
-from evenpack.errors import EXIT_BAD_INPUT, DataError
+from evenpack.errors import DataError
 from evenpack.files import read_json_object
 from evenpack.launcher.processes.hangs import HangLimits
 from evenpack.launcher.processes.start import LaunchPlan
@@ -82,8 +82,6 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
     launch = launch.reached(os.environ)
     say(f"starting {launch.devices.choice}")
     result = supervise(launch, run.output_dir, say=say, output=_standard_error(), limits=HangLimits.of(run))
-    if result.state == "failed" and result.error is None:
-        result = _explained_by_data(result, checked)
     report = report_training(checked) if result.state != "failed" else None
     return TrainingResult(
         state=result.state,
@@ -93,16 +91,6 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
         output_dir=run.output_dir,
         report=report,
     )
-
-
-def _explained_by_data(result: LaunchResult, run: ResolvedRun) -> LaunchResult:
-    """Names a prepared file that is cut short or gone, which kills ranks without a word (SIGBUS)."""
-    try:
-        Verifier(run.prepared.directory, run.prepared.manifest).refuse_wrong_sizes()
-    except DataError as error:
-        message = f"{result.message}; {error}" if result.message else str(error)
-        return replace(result, exit_code=EXIT_BAD_INPUT, message=message, error=str(error))
-    return result
 
 
 def describe_result(name: str, result: TrainingResult) -> Report:

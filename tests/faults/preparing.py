@@ -3,7 +3,6 @@
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import psutil
+from prepared_files import command_with_parts
 
 from evenpack.files import file_checksum
 from faults.at_rest import ACTIONS, kind_of, random_file
@@ -72,8 +72,7 @@ class Preparing:
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir(parents=True)
         file = write_run(run, self._source, grid=shape.grid)
-        options = ["--workers", str(shape.workers), "--part-bytes", "40000"] if shape.workers > 1 else []
-        return [sys.executable, "-m", "evenpack.launcher.cli", "prepare", str(file), *options]
+        return [*command_with_parts(40_000), "prepare", str(file), "--workers", str(shape.workers)]
 
     def files(self) -> dict[str, str]:
         """Returns the checksum of every prepared file."""

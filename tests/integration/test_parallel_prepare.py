@@ -4,14 +4,17 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from prepared_files import contents
-from small_run import COMMAND, HANGS_SECONDS, Done, evenpack, process, write_corpus, write_run
+from prepared_files import command_with_parts, contents
+from small_run import HANGS_SECONDS, Done, evenpack, process, write_corpus, write_run
 
-PART_BYTES = "8000"
+from evenpack.data.prepare import source
+
+PART_BYTES = 8000
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -20,10 +23,17 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("run"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_parts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "SMALLEST_PART_BYTES", PART_BYTES)
+        yield
+
+
 @pytest.fixture(scope="module")
-def alone(run_file: Path) -> dict[str, bytes]:
+def alone(run_file: Path, small_parts: None) -> dict[str, bytes]:
     """Prepares in this process without workers."""
-    evenpack("prepare", run_file, "--workers", "1", "--part-bytes", PART_BYTES)
+    evenpack("prepare", run_file, "--workers", "1")
     return contents(run_file.parent / "data")
 
 
@@ -32,35 +42,30 @@ def mpirun_command(ranks: int) -> list[str]:
 
 
 def mpirun(ranks: int, run_file: Path, *arguments: str, expected: int = 0) -> Done:
-    return process(
-        [*mpirun_command(ranks), *COMMAND, "prepare", str(run_file), *arguments], expected=expected, **_AS_ROOT
-    )
+    command = [*mpirun_command(ranks), *command_with_parts(PART_BYTES), "prepare", str(run_file), *arguments]
+    return process(command, expected=expected, **_AS_ROOT)
 
 
 def test_workers_write_what_one_process_writes(run_file: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
     prepared = f"data.prepared_dir={tmp_path / 'data'}"
-    evenpack("prepare", run_file, prepared, "--workers", "2", "--part-bytes", "8kB")
+    evenpack("prepare", run_file, prepared, "--workers", "2")
     assert contents(tmp_path / "data") == alone
-
-
-@pytest.mark.parametrize("size", ["0", "", "1x", "-4", "nan", "0.5"])
-def test_a_size_of_parts_that_is_none_is_refused_with_examples(run_file: Path, size: str) -> None:
-    assert "16MiB" in evenpack("prepare", run_file, f"--part-bytes={size}", expected=2).stderr
 
 
 @pytest.mark.slow
 def test_ranks_of_mpi_write_what_one_process_writes(run_file: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
     prepared = f"data.prepared_dir={tmp_path / 'data'}"
-    mpirun(3, run_file, prepared, "--part-bytes", PART_BYTES)
+    mpirun(3, run_file, prepared)
     assert contents(tmp_path / "data") == alone
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_ends_the_job_and_the_same_command_resumes(tmp_path: Path) -> None:
+def test_a_rank_that_dies_ends_the_job_and_the_same_command_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_file = write_run(tmp_path)
     write_corpus(tmp_path / "one.jsonl", documents=20_000, first=0)
-    arguments = ["prepare", str(run_file), "--part-bytes", "100000"]
-    command = [*mpirun_command(3), *COMMAND, *arguments]
+    command = [*mpirun_command(3), *command_with_parts(100_000), "prepare", str(run_file)]
     with subprocess.Popen(command, env=os.environ | _AS_ROOT, stderr=subprocess.PIPE, text=True) as job:
         deadline = time.monotonic() + HANGS_SECONDS
         while not list((tmp_path / "data").glob("sources/one/tokens.parts/000004")) and time.monotonic() < deadline:
@@ -73,7 +78,8 @@ def test_a_rank_that_dies_ends_the_job_and_the_same_command_resumes(tmp_path: Pa
     done = process(command, **_AS_ROOT)
     resumed = next(line for line in done.stderr.splitlines() if line.startswith("one: tokenising"))
     assert not resumed.startswith("one: tokenising  0 %")
-    evenpack("prepare", run_file, f"data.prepared_dir={tmp_path / 'alone'}", options=["--part-bytes", "100000"])
+    monkeypatch.setattr(source, "SMALLEST_PART_BYTES", 100_000)
+    evenpack("prepare", run_file, f"data.prepared_dir={tmp_path / 'alone'}")
     assert contents(tmp_path / "data") == contents(tmp_path / "alone")
 
 

@@ -1,4 +1,4 @@
-"""The prepared directory: one `prepare` at a time, remains of killed ones, and full disks."""
+"""The prepared directory: one `prepare` at a time, and remains of killed ones."""
 
 import fcntl
 import os
@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from evenpack.data.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_ON
-from evenpack.errors import DataError, RunError
-from evenpack.files import FULL, is_at
+from evenpack.errors import DataError
+from evenpack.files import is_at
 
 _LOCK = ".prepare.lock"
 _OURS = frozenset({_LOCK, MANIFEST, TOKENIZER_FOLDER, TRAINED_ON, "sources"})
@@ -63,31 +63,6 @@ def remove_leftovers(directory: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def explain_write_failures(directory: Path) -> Iterator[None]:
-    """Turns a failure of the system into a DataError that says what to do; of a full disk with the free bytes."""
-    try:
-        yield
-    except (OSError, RunError) as error:
-        cause = error.__cause__ if isinstance(error, RunError) else error
-        if not isinstance(cause, OSError):
-            raise
-        if not directory.is_dir():
-            raise DataError(
-                f"{directory} was removed while it was being prepared ({cause}): run the same command again"
-            ) from error
-        if cause.errno not in FULL:
-            raise DataError(
-                f"{directory} is not prepared yet: {cause}. If a file of a source was moved, put it back; if a file or "
-                "folder cannot be read or written, make it so. What has been written is kept: the same command resumes "
-                "from there"
-            ) from error
-        raise DataError(
-            f"{directory} could not be written: {cause}. Free on its disk: {shutil.disk_usage(directory).free:,} "
-            "bytes. The written part is kept: free disk space and run the same command again to continue"
-        ) from error
 
 
 def _is_ours(name: str) -> bool:

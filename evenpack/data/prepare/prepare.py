@@ -34,17 +34,15 @@ from evenpack.data.manifest import (
 )
 from evenpack.data.order.stored_plan import packed
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
+from evenpack.data.prepare.directory import hold_lock, refuse_foreign_files, remove_leftovers
 from evenpack.data.prepare.shards import ShardPreparation
 from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenising import encoding_threads
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
-from evenpack.data.prepare.tokens import Tokenising
-from evenpack.data.prepare.tokens_dir import sentence_language
 from evenpack.data.prepare.workers import Workers
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.pair_drawing import LANGUAGES_WITH_RULES
-from evenpack.data.sources.config import Hdf5Source, MegatronSource, SourceOfText, TextSource
+from evenpack.data.sources.config import Hdf5Source, MegatronSource
 from evenpack.data.sources.files import refuse_splits
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
@@ -52,7 +50,7 @@ from evenpack.data.tokenizers.loading import load_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.verification import Verifier, refuse_changed_sources
 from evenpack.errors import DataError
-from evenpack.files import explained
+from evenpack.files import explained, system_error
 from evenpack.progress import Progress
 from evenpack.units import counted
 
@@ -63,7 +61,6 @@ def prepare(
     *,
     progress: Progress | None = None,
     workers: Workers | None = None,
-    part_bytes: int | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Manifest:
     """Prepares `directory`, resumes an interrupted call, or finds that it is done.
@@ -71,22 +68,18 @@ def prepare(
     Args:
         progress: shows the stages of each source, and messages; None: nothing is shown.
         workers: processes that tokenise text; None: this process. The output does not depend on it.
-        part_bytes: the target size of the parts of a source that workers share; None: `default_part_bytes`. A resumed
-            call keeps the size of the first one.
         tokenizer: replaces the one that the section names or trains, for text that the tokenizer of a run is to encode;
             None: the section's tokenizer.
 
-    Raises: DataError for invalid sources, tokenizers and directories, if the directory belongs to other data, and if
-    the disk is full; PackingError for limits that cannot be packed.
+    Raises: DataError for invalid sources, tokenizers and directories, if the directory belongs to other data, and for
+    errors of the system; RunError if a token file cannot be written; PackingError for limits that cannot be packed.
     """
     directory = directory.absolute()
     progress = progress or Progress(console.messages(), silent=True)
     before = _finished(config, directory)
     if before is not None and before.sources.keys() >= config.sources.keys():
         return _confirm(config, directory, progress)
-    preparation = _Preparation(
-        config, directory, progress, before=before, workers=workers, part_bytes=part_bytes, tokenizer=tokenizer
-    )
+    preparation = _Preparation(config, directory, progress, before=before, workers=workers, tokenizer=tokenizer)
     with hold_lock(directory):
         now = _finished(config, directory)
         if now is not None and now != before:  # by the previous holder of the lock
@@ -97,12 +90,13 @@ def prepare(
                 "this run's"
             )
         refuse_foreign_files(directory)
-        with explain_write_failures(directory):
-            try:
-                return preparation.run()
-            except DataError:
-                _clear_if_without_sources(directory)
-                raise
+        try:
+            return preparation.run()
+        except DataError:
+            _clear_if_without_sources(directory)
+            raise
+        except OSError as error:
+            raise DataError(system_error(error, None if error.filename else directory)) from error
 
 
 def _finished(config: DataConfig, directory: Path) -> Manifest | None:
@@ -130,10 +124,6 @@ def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifes
     return manifest
 
 
-_FAR_MORE = 5
-"""Multiple of `validation_fraction` of which a warning says that chance has held out so much."""
-
-
 class _Preparation:
     """One call, after everything is checked that can be before the first byte is written."""
 
@@ -145,7 +135,6 @@ class _Preparation:
         *,
         before: Manifest | None,
         workers: Workers | None,
-        part_bytes: int | None,
         tokenizer: Tokenizer | None,
     ) -> None:
         # One sequence, so that a wrong name or limit is found before hours of work.
@@ -159,7 +148,6 @@ class _Preparation:
         self.config = config
         self.directory = directory
         self.workers = workers
-        self.part_bytes = part_bytes
         refuse_splits(
             list(config.sources),
             "and each source is trained on: leave the held-out ones out (data.sources), and name their files in a "
@@ -207,7 +195,7 @@ class _Preparation:
         for name in self.config.sources:
             records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
             files |= source_files
-            self._note_few_documents(name, records[name])
+            self._note_nothing_held_out(name, records[name])
         manifest = Manifest(data=data, tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
         return manifest
@@ -236,30 +224,13 @@ class _Preparation:
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
             )
 
-    def _note_few_documents(self, name: str, record: SourceRecord) -> None:
-        """Warns that nothing of a source is held out, although that was asked, or that chance decided how much."""
+    def _note_nothing_held_out(self, name: str, record: SourceRecord) -> None:
         source, fraction = self.config.sources[name], self.config.validation_fraction
-        is_nothing, place = record.validation.packing is None, f"data.sources.{name}"
-        warning, held_out = f"warning: source '{name}' holds ", record.validation.accounting.documents_read
-        warning += "nothing out, and will have no validation loss: " if is_nothing else "out more than asked: "
-        if source.has_validation_documents:
-            if is_nothing:
-                self.progress.note(
-                    f"{warning}the recipe takes none of the documents that its section names for validation"
-                )
-        elif fraction and (is_nothing or held_out > _FAR_MORE * fraction * record.documents):
-            remedy = f"give it more documents, or name files for validation ({place}.validation_path)"
-            if isinstance(source, TextSource) and source.document_separator == "file" and source.rows is None:
-                remedy = (
-                    f"each file is one document; {place}.document_separator=blank_line makes one of each paragraph, "
-                    "line one of each line"
-                )
-            elif isinstance(source, SourceOfText) and source.rows is None:
-                remedy += f", or make a document of each paragraph ({place}.rows=paragraphs)"
-            taken = "none that the recipe takes" if is_nothing else f"{held_out:,}"
+        if record.validation.packing is None and (fraction or source.has_validation_documents):
             self.progress.note(
-                f"{warning}of its {counted(record.documents, 'document')}, {taken} fell into data.validation_fraction "
-                f"({fraction:g}), by a hash; {remedy}"
+                f"warning: source '{name}' holds nothing out, and will have no validation loss: of its "
+                f"{counted(record.documents, 'document')} the recipe takes none that is held out; give it more "
+                f"documents, divide them (data.sources.{name}.rows), or name longer ones for validation"
             )
 
     def _prepare_source(
@@ -290,15 +261,7 @@ class _Preparation:
             self.progress.note(f"source '{name}': checking and hashing {source.path}")
             return preparation.from_token_file(source)
         assert tokenizer is not None, "text sources and external vocabularies exclude each other"
-        corpus = self.corpora[name]
-        tokenising = Tokenising(
-            tokenizer=tokenizer,
-            tokenizer_folder=self.directory / TOKENIZER_FOLDER,
-            language=sentence_language(self.config),
-            workers=self.workers,
-            part_bytes=self.part_bytes,
-        )
-        return preparation.from_text(corpus, tokenising)
+        return preparation.from_text(self.corpora[name], tokenizer, self.workers)
 
     def _refuse_other_sources(self) -> None:
         folder = self.directory / "sources"

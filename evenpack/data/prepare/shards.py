@@ -1,42 +1,34 @@
-"""One source of HDF5 shards: its finished, masked pairs become the token files of both splits; and the reverse.
+"""One source of HDF5 shards: its finished, masked pairs become the token files of both splits.
 
 The evaluation set goes first, so that each training row can be compared with it, in 8 bytes of memory for each of its
 rows. It is recognised by the tokens before masking, whatever the masks.
-
-The export of a set's pairs writes DIRECTORY/SOURCE/SPLIT/part_00000_of_00004.hdf5, rows in the order of the split.
 """
 
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Integer, UInt64
 
-from evenpack.data.config import DataConfig
-from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
+from evenpack.data.manifest import FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, store_view
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokens_dir import refuse_other_origin
-from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, TokenAccounting
 from evenpack.data.sequences.pairs import MASK_COLUMNS
 from evenpack.data.shards.reading import MaskedSequences, ShardSet, ShardSlice, check_limits, read_slices
-from evenpack.data.shards.writing import ShardForm, WrittenLayout, new_shard
 from evenpack.data.sources.config import Hdf5Source
 from evenpack.data.sources.kinds import held_out
 from evenpack.data.sources.without_text import shards_of
 from evenpack.data.tokenizers.special_tokens import PairTokens
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.errors import ConfigError, DataError
-from evenpack.files import atomic_directory, require_new_folder
+from evenpack.errors import DataError
 from evenpack.progress import Progress
 
 _ROWS_AT_ONCE = 2048
@@ -238,72 +230,3 @@ def _append(sequences: MaskedSequences, writer: TokenFileWriter, state: dict[str
     }
     writer.append(sequences.tokens, sequences.lengths, columns)
     state["masks"] += len(sequences.masks.labels)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedSplit:
-    """The counts of one exported split of one source."""
-
-    source: str
-    split: Split
-    rows: int
-    shards: int
-
-
-def export_shards(
-    prepared: PreparedData, directory: Path, *, layout: WrittenLayout, rows_per_shard: int, progress: Progress
-) -> list[ExportedSplit]:
-    """Writes all splits of all sources; the directory is renamed to its final name once it is complete and on disk.
-
-    Args:
-        directory: must not exist yet, or be empty.
-
-    Raises: ConfigError if the pairs have no stored masks, or the directory has content.
-    """
-    require_new_folder(directory)
-    form = _form_of(prepared.config, layout, prepared.vocabulary_size)
-    exported = []
-    with atomic_directory(directory) as unfinished:
-        for source in prepared.source_names:
-            for split in SPLITS:
-                view = prepared.view(source, split)
-                assert isinstance(view, MaskedPairsView), "prepared with the settings of this run"
-                if view.count:
-                    folder = unfinished / source / split
-                    shards = _write_split(view, folder, form, rows_per_shard, progress, name=f"{source}: {split}")
-                    exported.append(ExportedSplit(source=source, split=split, rows=view.count, shards=shards))
-    return exported
-
-
-def _form_of(config: DataConfig, layout: WrittenLayout, vocabulary_size: int) -> ShardForm:
-    """Returns the form of the shards. Raises: ConfigError if there are no masks to write."""
-    recipe = config.recipe
-    if not config.has_stored_masks:
-        raise ConfigError(
-            f"shards hold masks, and this run's recipe ({recipe.kind}) stores none: prepare it with "
-            "data.recipe.kind=sentence_pairs and data.recipe.static_masks.max_predictions=76"
-        )
-    cap = recipe.max_predictions if isinstance(recipe, MaskedPairsRecipe) else None
-    if config.static_masks is not None:
-        cap = config.static_masks.max_predictions
-    assert cap is not None, "stored masks are of one of the two"
-    return ShardForm(
-        layout=layout, row_slots=recipe.max_sequence_length, mask_slots=cap, vocabulary_size=vocabulary_size
-    )
-
-
-def _write_split(
-    view: MaskedPairsView, folder: Path, form: ShardForm, rows_per_shard: int, progress: Progress, *, name: str
-) -> int:
-    """Writes a split in shards of nearly equal size. Returns: the number of shards."""
-    folder.mkdir(parents=True)
-    shards = -(-view.count // rows_per_shard)
-    bounds = [view.count * shard // shards for shard in range(shards + 1)]
-    piece = progress.begin(name, unit="rows")
-    for shard, (first, last) in enumerate(pairwise(bounds)):
-        with new_shard(folder / f"part_{shard:05d}_of_{shards:05d}.hdf5", form, last - first) as writer:
-            for begin in range(first, last, _ROWS_AT_ONCE):
-                end = min(begin + _ROWS_AT_ONCE, last)
-                writer.append(MaskedSequences.of_view(view, begin, end))
-                piece.update(end, view.count)
-    return shards

@@ -1,9 +1,9 @@
 """Prepares one source: its token file, its splits, and their accounting."""
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,28 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64, UInt64
 
+from evenpack.data.checksums import Checksums
 from evenpack.data.keys import derive_key
-from evenpack.data.manifest import SPLITS, FileRecord, SourceRecord, data_section
+from evenpack.data.manifest import SPLITS, TOKENIZER_FOLDER, FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
-from evenpack.data.prepare.tokenising import columns
-from evenpack.data.prepare.tokens import Tokenising, WrittenTokens, remove_unfinished, write_tokens
+from evenpack.data.prepare.tokenising import (
+    TokenisingState,
+    append_parts,
+    columns,
+    encoder,
+    no_documents_error,
+)
 from evenpack.data.prepare.tokens_dir import (
     Origin,
     held_tokens,
     recorded_path,
     refuse_other_origin,
+    sentence_language,
     tokens_origin,
 )
+from evenpack.data.prepare.workers import PartTask, Workers
 from evenpack.data.prepared import Split
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
@@ -37,16 +45,38 @@ from evenpack.data.shuffle.shuffle import GridShuffler, remove_shuffle
 from evenpack.data.sources.config import HubSource, MegatronSource, SourceOfFiles
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.kinds import held_out, source_inputs
+from evenpack.data.sources.rows import RowCorpus
 from evenpack.data.sources.without_text import megatron_prefix
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokens.array_file import write_array
+from evenpack.data.tokens.array_file import open_array, write_array
 from evenpack.data.tokens.file import TokenFile, bin_path, hash_documents, index_path
-from evenpack.data.tokens.writer import column_path, hashes_path, read_journal
+from evenpack.data.tokens.writer import TokenFileWriter, column_path, hashes_path, read_journal
 from evenpack.errors import DataError
 from evenpack.files import file_checksum
 
+SMALLEST_PART_BYTES = 1 << 24
+_LARGEST_PART_BYTES = 1 << 30
+_MOST_PARTS = 1 << 10
 _DOCUMENTS_AT_ONCE = 1 << 20
 _QUOTED_CHARACTERS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenTokens:
+    """A finished token file, with the counts and columns stored for it."""
+
+    token_file: TokenFile
+    columns: tuple[Path, ...]
+    """Columns that are stored for each document in addition to its tokens, the hashes first."""
+    state: TokenisingState
+    """The counts of tokenising; zeros for a token file that was not written here."""
+    checksums: Mapping[str, Checksums]
+    """Known checksums of files, by name."""
+
+    @property
+    def identities(self) -> UInt64[np.ndarray, " documents"]:
+        """`Document.stored_identity` of each document."""
+        return open_array(self.columns[0])
 
 
 ViewMaker = Callable[[Split, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
@@ -60,35 +90,27 @@ class SourcePreparation(SourceInPreparation):
     tokens_dir: Path | None
     """Folder of shared tokens; None: the tokens of text are in the prepared directory."""
 
-    def from_text(self, corpus: Corpus, tokenising: Tokenising) -> tuple[SourceRecord, dict[str, FileRecord]]:
-        """Tokenises the corpus, or resumes that.
+    def from_text(
+        self, corpus: Corpus, tokenizer: Tokenizer, workers: Workers | None
+    ) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        """Tokenises the corpus, or resumes that; the bytes are the same with workers and without.
 
         Raises: DataError if the source is invalid or changes meanwhile (its output is removed), or if an earlier call
-        began with another source or tokenizer. RunError if the disk is full.
+        began with another source or tokenizer. RunError if the disk is full, or if a worker dies: then it is kept.
         """
-        origin, language = self._origin(), tokenising.language
+        origin = self._origin()
         with self._tokens_folder(origin) as folder:
             prefix = folder / "tokens"
             refuse_other_origin(prefix, origin, self.folder)
             try:
-                journal = write_tokens(
-                    corpus,
-                    prefix,
-                    tokenising,
-                    origin=origin,
-                    progress=SourceProgress(self.progress, self.name, "tokens", corpus.total_bytes),
-                    check_inputs=self._refuse_changes_meanwhile,
-                )
+                written = self._write_tokens(corpus, prefix, tokenizer, workers, origin)
             except DataError:
                 with suppress(OSError):  # it stays if there is something in it
                     self.folder.rmdir()
                 raise
-        written = WrittenTokens.of_text(prefix, journal, columns(language))
         self._check_overlap(corpus, written)
-        return self._finish(
-            written,
-            self._documents_view if language is None else partial(self._pairs_view, tokenising.tokenizer),
-        )
+        pairs = isinstance(self.config.recipe, SentencePairsRecipe)
+        return self._finish(written, partial(self._pairs_view, tokenizer) if pairs else self._documents_view)
 
     def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Uses a token file in its original location: checks its vocabulary and its ends, and hashes its documents.
@@ -105,7 +127,10 @@ class SourcePreparation(SourceInPreparation):
         self.folder.mkdir(parents=True, exist_ok=True)
         hashes = hashes_path(self.folder / "tokens")
         write_array(hashes, hash_documents(token_file))
-        return self._finish(WrittenTokens.of_token_file(token_file, hashes), self._documents_view)
+        written = WrittenTokens(
+            token_file=token_file, columns=(hashes,), state=TokenisingState(origin={}), checksums={}
+        )
+        return self._finish(written, self._documents_view)
 
     def _origin(self) -> Origin:
         return tokens_origin(self.config, self.name, self.inputs, tokenizer_checksum=self.vocabulary.checksum)
@@ -116,9 +141,85 @@ class SourcePreparation(SourceInPreparation):
         if self.tokens_dir is None or read_journal(self.folder / "tokens") is not None:
             yield self.folder
             return
-        remove_unfinished(self.folder / "tokens")
+        _remove_unfinished(self.folder / "tokens")
         with held_tokens(self.tokens_dir, self.name, origin) as folder:
             yield folder
+
+    def _write_tokens(
+        self, corpus: Corpus, prefix: Path, tokenizer: Tokenizer, workers: Workers | None, origin: Origin
+    ) -> WrittenTokens:
+        """Writes the token file, or resumes it."""
+        kept = columns(sentence_language(self.config))
+        progress = SourceProgress(self.progress, self.name, "tokens", corpus.total_bytes)
+        with TokenFileWriter.resume(prefix, vocabulary_size=tokenizer.vocabulary_size, columns=kept) as writer:
+            state = TokenisingState.read(writer) or TokenisingState(origin=origin)
+            resumed = corpus.total_bytes if writer.complete else state.bytes_read
+
+            def report(state: TokenisingState) -> None:
+                progress.report(
+                    documents=writer.documents, tokens=writer.tokens, bytes_read=state.bytes_read, bytes_resumed=resumed
+                )
+
+            if writer.complete:
+                progress.note(f"source '{self.name}': {prefix.parent} holds its tokens already")
+                report(replace(state, bytes_read=resumed))
+            else:
+                try:
+                    state = self._append_all(corpus, writer, tokenizer, workers, state, report=report)
+                    self._refuse_changes_meanwhile()
+                    _check_content(corpus, self.name, writer, state)
+                except DataError:
+                    writer.abandon()
+                    raise
+                finally:
+                    shutil.rmtree(_parts_folder(prefix), ignore_errors=True)
+            journal = writer.finish(state.to_json())
+        return WrittenTokens(
+            token_file=TokenFile(prefix),
+            columns=tuple(column_path(prefix, name) for name in kept),
+            state=state,
+            checksums=journal.checksums,
+        )
+
+    def _append_all(
+        self,
+        corpus: Corpus,
+        writer: TokenFileWriter,
+        tokenizer: Tokenizer,
+        workers: Workers | None,
+        state: TokenisingState,
+        *,
+        report: Callable[[TokenisingState], None],
+    ) -> TokenisingState:
+        """Appends the missing documents. Returns: the state at the end."""
+        language = sentence_language(self.config)
+        parts, encode = corpus.parts(part_bytes(corpus.total_bytes)), encoder(tokenizer, language)
+        if workers is None or len(parts) - state.parts < 2:
+            return append_parts(parts, encode, writer, state, report=report)
+        if writer.documents > state.part_documents:  # begun by a single process
+            state = append_parts(parts[: state.parts + 1], encode, writer, state, report=report)
+        folder = _parts_folder(writer.prefix)
+        shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed
+        tasks = [
+            PartTask(
+                number=number,
+                part=parts[number],
+                source=self.name,
+                prefix=folder / f"{number:06d}" / "tokens",
+                tokenizer_folder=self.directory / TOKENIZER_FOLDER,
+                tokenizer_checksum=tokenizer.checksum,
+                language=language,
+            )
+            for number in range(state.parts, len(parts))
+        ]
+        with closing(workers.files(tasks)) as files:  # concatenated in their order while later ones are written
+            for file in files:
+                file.append_to(writer)
+                state = state.with_part(file.state, documents=writer.documents)
+                writer.commit(state.to_json())
+                shutil.rmtree(file.prefix.parent)
+                report(state)
+        return state
 
     def _refuse_changes_meanwhile(self) -> None:
         """Checks the source after reading. Raises: DataError if its files differ from those before reading."""
@@ -186,9 +287,9 @@ class SourcePreparation(SourceInPreparation):
             token_file=recorded_path(written.token_file.prefix, self.directory, self.tokens_dir),
             documents=written.token_file.documents,
             tokens=written.token_file.tokens,
-            text_bytes=written.text_bytes,
-            unknown_tokens=written.unknown_tokens,
-            rows=written.rows,
+            text_bytes=written.state.text_bytes,
+            unknown_tokens=written.state.unknown_tokens,
+            rows=written.state.rows,
             train=splits["train"],
             validation=splits["validation"],
         )
@@ -322,6 +423,39 @@ class SourcePreparation(SourceInPreparation):
                 name = path.relative_to(self.directory).as_posix()
                 files[name] = FileRecord.of(path, name, journal.checksums[path.name])
         return files | self.split_files()
+
+
+def part_bytes(total_bytes: int) -> int:
+    """Returns the target size of a part: a thousandth of a source, within 16 MiB and 1 GiB.
+
+    That is work for many workers, and little is lost with one.
+    """
+    return min(max(total_bytes // _MOST_PARTS, SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
+
+
+def _remove_unfinished(prefix: Path) -> None:
+    """Removes what a call wrote that was killed before its journal."""
+    shutil.rmtree(_parts_folder(prefix), ignore_errors=True)
+    for path in prefix.parent.glob(f"{prefix.name}.*.partial"):
+        path.unlink(missing_ok=True)
+
+
+def _parts_folder(prefix: Path) -> Path:
+    """Returns the folder of the parts' files until they are concatenated."""
+    return prefix.with_name(f"{prefix.name}.parts")
+
+
+def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: TokenisingState) -> None:
+    """Checks the content. Raises: DataError for a source without documents, or without a known token."""
+    if isinstance(corpus, RowCorpus) and state.rows is not None:
+        corpus.refuse_none_kept(state.rows)
+    if writer.documents == 0:
+        raise no_documents_error(source)
+    if not state.has_known_tokens(writer.tokens, writer.documents):
+        raise DataError(
+            f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "
+            "the tokenizer's vocabulary is not of this text, or the text is empty"
+        )
 
 
 def _check_ends(name: str, token_file: TokenFile, *, end_of_text: int) -> None:

@@ -3,7 +3,6 @@
 parts -> batches of about equal bytes -> tokens -> the writer of a token file, whose journal holds a `TokenisingState`
 """
 
-import logging
 import os
 import threading
 from collections import deque
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import UInt64
 
-from evenpack.data.limits import TOKENISING_BYTES
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.tokens_dir import Origin
 from evenpack.data.sequences.pair_drawing import split_sentences
@@ -38,8 +36,7 @@ _BATCHES_READ_AHEAD = 3
 T = TypeVar("T")
 _MOST_ENCODERS = 4
 _LONG_BYTES = 1 << 23
-"""Bytes of a document from which on it is encoded alone, and the user is warned: it takes about 1 GB of memory."""
-log = logging.getLogger(__name__)
+"""Bytes of a document from which on it is encoded alone: it takes about 1 GB of memory."""
 
 
 class Batch(NamedTuple):
@@ -115,8 +112,6 @@ class TokenisingState:
     """The tokenised part of a corpus."""
 
     origin: Origin
-    part_bytes: int
-    """The target size of the corpus' parts, which a resumed call keeps."""
     parts: int = 0
     """Number of completely tokenised parts."""
     part_documents: int = 0
@@ -284,19 +279,14 @@ def _encoded(
 ) -> Generator[tuple[Batch, EncodedDocuments] | EndOfPart, None, None]:
     """Yields batches in order, read and encoded in the background, from document `begin` of the first part on."""
     alone = threading.Lock()  # the memory of one long document, and not of one for each thread
-    is_warned = False
     threads = encoding_threads()
 
     def encode_texts(step: Batch | EndOfPart) -> tuple[Batch, EncodedDocuments] | EndOfPart:
-        nonlocal is_warned
         if isinstance(step, EndOfPart):
             return step
         if step.text_bytes < _LONG_BYTES:
             return step, encode(step.texts)
         with alone:
-            if not is_warned:
-                is_warned = True
-                _warn_of_long_document(step)
             return step, encode(step.texts)
 
     with (
@@ -304,18 +294,6 @@ def _encoded(
         ThreadPoolExecutor(threads, thread_name_prefix="encoder") as encoders,
     ):
         yield from map_in_order(encode_texts, read_ahead(_steps(parts, begin), reader), encoders, threads=threads)
-
-
-def _warn_of_long_document(batch: Batch) -> None:
-    longest = max(batch.texts, key=len)
-    size = len(longest.encode())
-    log.warning(
-        "a document of %s bytes, which begins %r, takes the tokenizer about %.1f GB of memory: is it one document? "
-        "data.sources.NAME.maximum_document_bytes refuses such ones; later ones are not reported",
-        f"{size:,}",
-        longest[:40],
-        size * TOKENISING_BYTES / 1e9,
-    )
 
 
 def _steps(parts: Sequence[CorpusPart], begin: int) -> Iterator[Batch | EndOfPart]:

@@ -5,26 +5,23 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from evenpack.data.checksums import checksum_of_json
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import (
     TOKENIZER_FOLDER,
     TRAINED_ON,
     FileRecord,
     TokenizerRecord,
-    refuse_changed_inputs,
-    refuse_differences,
 )
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.tokenising import training_texts
-from evenpack.data.prepare.tokens_dir import Origin, held_tokens, input_files, training_origin
+from evenpack.data.prepare.tokens_dir import Origin, held_tokens, origin_hash, training_origin
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.files import InputFile
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
 from evenpack.data.tokenizers.loading import tokenizer_inputs, train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
-from evenpack.files import atomic_directory, explained, file_checksum, read_json, write_json
+from evenpack.files import atomic_directory, file_checksum, read_json_object, write_json
 from evenpack.progress import Progress
 
 
@@ -43,7 +40,7 @@ def prepare_tokenizer(
     A tokenizer that is trained in `tokens_dir`, for all who share it, is copied. One that was trained in this
     directory is used again.
 
-    Raises: DataError for a source that cannot be read, and if an earlier call trained on other data.
+    Raises: DataError for a source that cannot be read.
     """
     folder = directory / TOKENIZER_FOLDER
     if loaded is not None:
@@ -64,11 +61,13 @@ def prepare_tokenizer(
 def _train(
     config: DataConfig, directory: Path, *, corpora: Mapping[str, Corpus], origin: Origin, progress: Progress
 ) -> Tokenizer:
-    """Trains the tokenizer of a directory, unless an earlier call did."""
+    """Trains the tokenizer of a directory, unless an earlier call did from the same data and its files are whole."""
     assert isinstance(config.tokenizer, TrainedTokenizer | TrainedWordPieces), "no other is trained"
     folder = directory / TOKENIZER_FOLDER
-    if folder.is_dir():
-        return _trained_before(directory, origin)
+    found = read_json_object(directory / TRAINED_ON) or {}
+    record = {"origin": origin_hash(origin), "files": _file_checksums(folder)}
+    if found | record == found:
+        return Tokenizer.load(folder)
     texts = chain.from_iterable(
         training_texts(
             corpus,
@@ -81,9 +80,8 @@ def _train(
     tokenizer = train_tokenizer(config.tokenizer, texts)
     with atomic_directory(folder, replaces=True) as unfinished:
         tokenizer.save(unfinished)
-        record = {"checksum": tokenizer.checksum, "files": _file_checksums(unfinished)}
-        content = origin | record
-        write_json(directory / TRAINED_ON, content | {"record_checksum": checksum_of_json(content)})
+        record |= {"files": _file_checksums(unfinished), "checksum": tokenizer.checksum}
+        write_json(directory / TRAINED_ON, record)
     return Tokenizer.load(folder)
 
 
@@ -120,34 +118,5 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
         tokenizer.save(unfinished)
 
 
-def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
-    """Returns the tokenizer that an earlier call trained and saved.
-
-    Raises: DataError if it was trained on other data, or not trained at all, or differs from the saved one.
-    """
-    try:
-        with explained(directory / TRAINED_ON, DataError):
-            before = read_json(directory / TRAINED_ON)
-        vouched = before.pop("record_checksum", None)
-        if vouched != checksum_of_json(before):
-            raise ValueError(f"its content does not have its checksum {vouched}")
-        checksum, section, inputs, files = before["checksum"], before["data"], input_files(before), before["files"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{directory} holds a tokenizer that was not trained for this run, or {TRAINED_ON} is damaged "
-            f"({type(error).__name__}: {str(error).partition(chr(10))[0]}); remove {directory} and prepare again"
-        ) from error
-    refuse_differences(section, origin["data"], directory)
-    refuse_changed_inputs(inputs, input_files(origin), directory)
-    folder = directory / TOKENIZER_FOLDER
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.checksum != checksum or files != _file_checksums(folder):
-        raise DataError(
-            f"{folder} is damaged: it is not the tokenizer that was trained for this run; remove {directory} and "
-            "prepare again"
-        )
-    return tokenizer
-
-
 def _file_checksums(folder: Path) -> dict[str, str]:
-    return {path.name: file_checksum(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    return {path.name: file_checksum(path) for path in sorted(folder.glob("*")) if path.is_file()}

@@ -1,7 +1,7 @@
 """The folder `data.tokens_dir`, which prepared sets with the same sources and tokenizer share, whatever their recipes.
 
     TOKENS_DIR/SOURCE_HASH/       tokens.{bin,idx}, document_hashes.npy and the journal of one source of text
-    TOKENS_DIR/tokenizer_HASH/    a trained tokenizer, and its training data
+    TOKENS_DIR/tokenizer_HASH/    a trained tokenizer, and the record of its training
 
 HASH is of the origin, which is everything that decides a token file of text or a trained tokenizer, so a changed source
 or tokenizer has a folder of its own, and no process overwrites files that others use. Each manifest lists the shared
@@ -19,7 +19,7 @@ import xxhash
 
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import data_section, refuse_changed_inputs, refuse_differences
-from evenpack.data.prepare.directory import explain_write_failures, hold_lock, remove_leftovers
+from evenpack.data.prepare.directory import hold_lock, remove_leftovers
 from evenpack.data.recipes import SentencePairsRecipe
 from evenpack.data.sources.files import InputFile
 from evenpack.data.tokens.writer import read_journal
@@ -80,10 +80,10 @@ def origin_hash(origin: Origin) -> str:
 def held_tokens(tokens_dir: Path, name: str, origin: Origin) -> Iterator[Path]:
     """Locks the folder of this origin, and makes it if needed.
 
-    Raises: DataError if another process works in it, or if it cannot be made or written.
+    Raises: DataError if another process works in it, or if it cannot be made.
     """
     folder = folder_of_origin(tokens_dir, name, origin)
-    with hold_lock(folder, setting="data.tokens_dir"), explain_write_failures(folder):
+    with hold_lock(folder, setting="data.tokens_dir"):
         remove_leftovers(folder)
         yield folder
 

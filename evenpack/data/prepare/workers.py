@@ -3,27 +3,26 @@
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from evenpack.data.prepare.tokenising import TokenisingState, append_parts, columns, encoder
 from evenpack.data.sources.corpus import CorpusPart
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile, bin_path, index_path
-from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, read_journal
+from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path
 from evenpack.errors import ConfigError, DataError, RunError
 from evenpack.files import file_checksum
 from evenpack.launch_environment import MPI_LOCAL_SIZE, MPI_WORLD_SIZE
 from evenpack.worker_pool import worker_pool
 
 _PRELOADED = ["evenpack.data.prepare.workers"]
-_DEATHS_WITHOUT_PROGRESS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +35,6 @@ class PartTask:
     source: str
     prefix: Path
     """Prefix of the part's token file."""
-    identity: Mapping[str, Any]
-    """Identity of everything that decides the part's tokens: a file with another identity is replaced."""
-    part_bytes: int
     tokenizer_folder: Path
     tokenizer_checksum: str
     language: str | None
@@ -49,7 +45,6 @@ class PartTask:
 class PartFile:
     """A tokenised part."""
 
-    number: int
     prefix: Path
     journal: Journal
     worker: str
@@ -81,13 +76,23 @@ class PartFile:
 
 
 def write_part(task: PartTask) -> PartFile:
-    """Tokenises a part, or resumes an earlier call; finished files are compared with their checksums.
+    """Tokenises a part.
 
     Raises: DataError for what is wrong in the source; RunError for what is wrong with this host: a file or the
-    tokenizer cannot be read here; OSError if the part cannot be written.
+    tokenizer cannot be read here, or the part cannot be written.
     """
+    tokenizer = _tokenizer_of(task.tokenizer_folder, task.tokenizer_checksum)
+    size, kept = tokenizer.vocabulary_size, columns(task.language)
     try:
-        return _write_part(task)
+        with TokenFileWriter(task.prefix, vocabulary_size=size, columns=kept) as writer:
+            state = append_parts(
+                (task.part,),
+                encoder(tokenizer, task.language),
+                writer,
+                TokenisingState(origin={}),
+                report=lambda _: _exit_if_requested(task),
+            )
+            journal = writer.finish(state.to_json())
     except DataError as error:
         if not isinstance(error.__cause__, OSError):
             raise
@@ -95,10 +100,8 @@ def write_part(task: PartTask) -> PartFile:
             f"part {task.number} of source '{task.source}' could not be read on host {socket.gethostname()}: {error}. "
             "What is tokenised is kept: the same command resumes once every host can read the source"
         ) from error
-    except RunError as error:
-        if isinstance(error.__cause__, OSError):  # an executor would drop the cause on its way
-            raise error.__cause__ from None
-        raise
+    worker = f"{socket.gethostname()}, process {os.getpid()}"
+    return PartFile(prefix=task.prefix, journal=journal, worker=worker)
 
 
 def stop_file(parts_folder: Path) -> Path:
@@ -109,47 +112,6 @@ def stop_file(parts_folder: Path) -> Path:
 def _exit_if_requested(task: PartTask) -> None:
     if stop_file(task.prefix.parents[1]).exists():
         raise RunError(f"part {task.number} of source '{task.source}' was given up")
-
-
-def _write_part(task: PartTask) -> PartFile:
-    tokenizer = _tokenizer_of(task.tokenizer_folder, task.tokenizer_checksum)
-    first = TokenisingState(origin=dict(task.identity), part_bytes=task.part_bytes)
-    with _resumed(task, tokenizer) as writer:
-        if writer.complete:
-            journal = writer.finish()
-        else:
-            state = append_parts(
-                (task.part,),
-                encoder(tokenizer, task.language),
-                writer,
-                TokenisingState.read(writer) or first,
-                report=lambda _: _exit_if_requested(task),
-            )
-            journal = writer.finish(state.to_json())
-    return PartFile(
-        number=task.number,
-        prefix=task.prefix,
-        journal=journal,
-        worker=f"{socket.gethostname()}, process {os.getpid()}",
-    )
-
-
-def _resumed(task: PartTask, tokenizer: Tokenizer) -> TokenFileWriter:
-    """Returns the writer of a part's file.
-
-    It begins a new one if an earlier file has another identity or is damaged.
-    """
-    settings: dict[str, Any] = {
-        "vocabulary_size": tokenizer.vocabulary_size,
-        "columns": columns(task.language),
-    }
-    try:
-        journal = read_journal(task.prefix)
-        if journal is None or journal.state.get("origin", task.identity) == task.identity:
-            return TokenFileWriter.resume(task.prefix, **settings)
-    except DataError:  # damaged: only work is lost, and `finish` replaces the files
-        pass
-    return TokenFileWriter(task.prefix, **settings)
 
 
 @lru_cache(maxsize=1)
@@ -174,25 +136,21 @@ _Pending = deque[tuple[PartTask, Future[PartFile]]]
 """Tasks in order, and what will come of them."""
 
 
-Note = Callable[[str], None]
-"""Shows a message once."""
-
-
 @runtime_checkable
 class Workers(Protocol):
     """Processes that tokenise parts."""
 
-    def files(self, tasks: Sequence[PartTask], note: Note) -> Generator[PartFile, None, None]:
+    def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
         """The parts' token files in the order of the tasks, each as soon as those before it are there.
 
         Tasks are taken a bounded number ahead. When it is closed early, it returns once no worker writes any more.
 
-        Raises: the error of a task, in the order of tasks; RunError if workers die repeatedly.
+        Raises: the error of a task, in the order of tasks; RunError if a worker dies.
         """
 
 
 class LocalWorkers:
-    """Processes of this machine. If a worker dies, new workers resume the parts in progress.
+    """Processes of this machine.
 
     They import the main script again, so a script that uses them must begin its work below
     `if __name__ == "__main__":`.
@@ -204,27 +162,16 @@ class LocalWorkers:
             raise ValueError(f"expected at least 1 worker, got {count}")
         self._count = count
 
-    def files(self, tasks: Sequence[PartTask], note: Note) -> Generator[PartFile, None, None]:
-        remaining = deque(tasks)
-        deaths = 0
-        while remaining:
-            try:
-                with self._pool() as pool:
-                    for file in _in_order(pool, tuple(remaining), _ahead(self._count)):
-                        remaining.popleft()
-                        deaths = 0
-                        yield file
-            except BrokenExecutor as error:
-                deaths += 1
-                parts = _numbers(list(remaining)[: _ahead(self._count)])
-                if deaths == _DEATHS_WITHOUT_PROGRESS:
-                    raise RunError(
-                        f"workers died {deaths} times while they tokenised {parts} of source "
-                        f"'{remaining[0].source}', and no part was finished in between: where memory is short, use "
-                        'fewer --workers; a script must call prepare below `if __name__ == "__main__":`. The same '
-                        "command resumes from here"
-                    ) from error
-                note(f"warning: a worker died; the unfinished ones of {parts} are resumed by new workers")
+    def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
+        try:
+            with self._pool() as pool:
+                yield from _in_order(pool, tasks, _ahead(self._count))
+        except BrokenExecutor as error:
+            raise RunError(
+                f"a worker that tokenised source '{tasks[0].source}' died: where memory is short, use fewer --workers; "
+                'a script must call prepare below `if __name__ == "__main__":`. The same command resumes after the '
+                "last part that is joined"
+            ) from error
 
     def _pool(self) -> AbstractContextManager[Executor]:
         cores = max(1, len(os.sched_getaffinity(0)) // self._count)
@@ -234,7 +181,7 @@ class LocalWorkers:
 class MpiWorkers:
     """MPI ranks, on any number of machines, as an executor of `mpi4py.futures`.
 
-    A rank that dies ends the whole job, as MPI does; the same command resumes the parts that are not finished.
+    A rank that dies ends the whole job, as MPI does; the same command resumes after the last part that is joined.
     """
 
     def __init__(self, executor: Executor, count: int) -> None:
@@ -242,7 +189,7 @@ class MpiWorkers:
         self._executor = executor
         self._count = count
 
-    def files(self, tasks: Sequence[PartTask], note: Note) -> Generator[PartFile, None, None]:
+    def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
         yield from _in_order(self._executor, tasks, _ahead(self._count), end=_request_exit)
 
 
@@ -294,10 +241,6 @@ def _first(pending: _Pending) -> PartFile:
     wait([future])  # an interrupt leaves it among those at work
     pending.popleft()
     return future.result()
-
-
-def _numbers(tasks: list[PartTask]) -> str:
-    return f"part {tasks[0].number}" if len(tasks) == 1 else f"parts {tasks[0].number} to {tasks[-1].number}"
 
 
 def started_ranks() -> int:

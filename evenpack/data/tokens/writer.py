@@ -12,8 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from evenpack.data.checksums import (
     without_checksum,
 )
 from evenpack.data.tokens.file import bin_path, index_path, token_type, write_index
-from evenpack.errors import DataError, RunError
+from evenpack.errors import DataError
 from evenpack.files import explained, fsync_directory, read_json, write_json
 
 DOCUMENT_HASHES = "document_hashes"
@@ -250,7 +249,7 @@ class TokenFileWriter:
             raise ValueError(f"the writer of {self.prefix} is closed or finished")
         if columns.keys() != self._columns.keys():
             raise ValueError(f"expected values for the columns {sorted(self._columns)}, got {sorted(columns)}")
-        with self._explain_failure():
+        with explained(self.prefix, action="written"):
             self._files["bin"].write(tokens.astype(self.dtype, copy=False))
             self._files["sizes"].write(lengths.astype("<i4", casting="same_kind", copy=False))
             for name, values in columns.items():
@@ -266,7 +265,7 @@ class TokenFileWriter:
 
     def commit(self, state: dict[str, Any]) -> None:
         """Flushes to disk and records it: a resumed writer continues from here. `state` must be JSON."""
-        with self._explain_failure():
+        with explained(self.prefix, action="written"):
             self._write_journal(state, checksums={})
         self._commit_seconds = time.monotonic()
 
@@ -275,7 +274,7 @@ class TokenFileWriter:
 
         `state` replaces the state of the last commit, unless the file is complete. Returns: the record of the file.
         """
-        with self._explain_failure():
+        with explained(self.prefix, action="written"):
             if not self.complete:
                 self._write_journal(self.state if state is None else state, checksums={})
                 self.close()
@@ -408,14 +407,3 @@ class TokenFileWriter:
         leftovers = [self._partial(kind) for kind in self._files] + [partial for partial, _ in self._renames()]
         for path in [journal, *leftovers, *self._unfinished_journals()]:
             path.unlink(missing_ok=True)
-
-    @contextmanager
-    def _explain_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.close()
-            raise RunError(
-                f"{self.prefix} could not be written: {error}; {self._journal.documents} documents are safe; "
-                "free disk space and run the same command again to continue"
-            ) from error

@@ -6,13 +6,11 @@ imports heavy modules itself.
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from evenpack.console import Report
-from evenpack.data.opened_directories import recorded_directories
 from evenpack.errors import EvenpackError
 from evenpack.files import is_of_the_system, system_error
 from evenpack.launch_environment import refuse_other_options
@@ -57,6 +55,7 @@ GONE = {
     "mlperf": "python -m mlperf_logging.compliance_checker; docs/bert.md has the line",
     "study imbalance --padded-baseline": "--baseline-run",
     "slurm": "sbatch examples/train.sbatch RUN.yaml; docs/running.md explains it",
+    "shards export": "evenpack.Loader, which feeds other trainers",
     "study evenness": "study imbalance; docs/imbalance.md has its result",
     "study shuffle": "study equivalence with arms that set data.shuffle; docs/studies/shuffle_mini.md has its result",
     "study packing --residuals": "--depths 3 --algorithms least_squares:weight=0.09:weight_up_to=8, a call for each",
@@ -114,10 +113,7 @@ for group in (app, *(added.typer_instance for added in app.registered_groups)):
 
 
 def main() -> None:
-    """Runs the command line. An error that the user can correct becomes a message and exit code 2.
-
-    An unexplained one makes it verify the prepared data that the command has opened: damage is named instead.
-    """
+    """Runs the command line. An error that the user can correct becomes a message and exit code 2."""
     open_closed_streams()
     try:
         _run()
@@ -130,18 +126,16 @@ def _run() -> None:
     end_with_starter()
     if sys.argv[1:2] == [train.__name__]:
         survive_readers()
-    with recorded_directories() as opened:
-        try:
-            refuse_other_options(sys.argv[1:])
-            _refuse_what_is_gone(sys.argv[1:])
-            app()
-        except EvenpackError as error:
-            fail(str(error))
-        except Exception as error:
-            if is_of_the_system(error):
-                fail(system_error(error))
-            _fail_if_damaged(opened, error)
-            raise
+    try:
+        refuse_other_options(sys.argv[1:])
+        _refuse_what_is_gone(sys.argv[1:])
+        app()
+    except EvenpackError as error:
+        fail(str(error))
+    except Exception as error:
+        if is_of_the_system(error):
+            fail(system_error(error))
+        raise
 
 
 def _refuse_what_is_gone(arguments: list[str]) -> None:
@@ -151,12 +145,3 @@ def _refuse_what_is_gone(arguments: list[str]) -> None:
         is_option = name.startswith("-")
         if name in [word.partition("=")[0] for word in (words if is_option else words[:1])]:
             fail(f"No such {'option' if is_option else 'command'} '{name}': use {instead}")
-
-
-def _fail_if_damaged(directories: list[Path], error: Exception) -> None:
-    for directory in directories:
-        from evenpack.data.verification import damage_behind
-
-        damage = damage_behind(error, directory)
-        if damage is not None:
-            fail(str(damage))

@@ -53,19 +53,6 @@ def parse_step(text: str) -> int:
     raise typer.BadParameter(f"expected a step, from 1, found {text!r}")
 
 
-def parse_bytes(text: str) -> int:
-    """Returns a number of bytes, given with a unit or without. Raises: BadParameter for anything else, and for 0."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        size = 0
-    if size < 1:
-        raise typer.BadParameter(f"expected bytes, from 1, such as 40000 or 16MiB, found {text!r}")
-    return size
-
-
 AtStep = Annotated[
     Any,
     typer.Option(

@@ -9,7 +9,7 @@ import typer
 from evenpack import console
 from evenpack.console import Report
 from evenpack.errors import EXIT_BAD_INPUT, ConfigError
-from evenpack.launcher.cli.arguments import SETTINGS, Overrides, RunFile, load, parse_bytes
+from evenpack.launcher.cli.arguments import SETTINGS, Overrides, RunFile, load
 from evenpack.studies.columns import Column, table_of
 
 if TYPE_CHECKING:
@@ -28,14 +28,6 @@ def prepare(
     overrides: Overrides = None,
     *,
     workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS_HELP)] = None,
-    part_bytes: Annotated[
-        Any,
-        typer.Option(
-            metavar="BYTES",
-            parser=parse_bytes,
-            help="Bytes of the source that a worker takes at a time, such as 16MiB; by default 16 MiB to 1 GiB.",
-        ),
-    ] = None,
 ) -> Report:
     """Turn text into tokens and packs.
 
@@ -49,18 +41,18 @@ def prepare(
     from evenpack.data.prepare.workers import local_workers, mpi_workers, started_ranks
 
     if started_ranks() == 1:
-        return _prepare(run_file, overrides, local_workers(workers), part_bytes)
+        return _prepare(run_file, overrides, local_workers(workers))
     if workers is not None:
         raise ConfigError("under mpirun the ranks are the workers: leave out --workers, or start without mpirun")
     with mpi_workers() as ranks:
-        return Report(is_silent=True) if ranks is None else _prepare(run_file, overrides, ranks, part_bytes)
+        return Report(is_silent=True) if ranks is None else _prepare(run_file, overrides, ranks)
 
 
-def _prepare(run_file: Path, overrides: list[str] | None, workers: "Workers | None", part_bytes: int | None) -> Report:
+def _prepare(run_file: Path, overrides: list[str] | None, workers: "Workers | None") -> Report:
     from evenpack.launcher.preparing import prepare_run, rows_table, splits_table
 
     config = load(run_file, overrides)
-    found = prepare_run(config, workers=workers, part_bytes=part_bytes)
+    found = prepare_run(config, workers=workers)
     forms: list[dict[str, Any]] = [
         {
             "directory": folder,
@@ -237,48 +229,10 @@ def _table(rows: Sequence[Any], columns: Sequence[Column], *, title: str) -> lis
 
 
 shards_app = typer.Typer(
-    help="Write HDF5 shards of masked pairs, in the formats of MLPerf's BERT.",
+    help="HDF5 shards of masked pairs, in the formats of MLPerf's BERT.",
     no_args_is_help=True,
     context_settings=SETTINGS,
 )
-
-ROWS_PER_SHARD = 100_000
-
-
-@shards_app.command("export")
-def export_shards(
-    run_file: RunFile,
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.")],
-    overrides: Overrides = None,
-    *,
-    layout: Annotated[
-        Literal["fixed", "variable"], typer.Option(help="Padded and compressed rows, or rows of variable length.")
-    ] = "fixed",
-    rows_per_shard: Annotated[int, typer.Option(min=1, help="Most rows of a shard.")] = ROWS_PER_SHARD,
-) -> Report:
-    """Write a prepared set's pairs with their masks as shards.
-
-    Writes DIRECTORY/SOURCE/train and DIRECTORY/SOURCE/validation, rows in the order of the set. The set must have
-    stored masks (data.recipe.static_masks, or shards as its source).
-
-    \b
-    Example:
-      evenpack shards export bert_mini_wiki shards data.recipe.static_masks.max_predictions=19
-    """
-    config = load(run_file, overrides)
-    from evenpack.data.prepare.shards import export_shards as export
-    from evenpack.data.prepared import PreparedData
-    from evenpack.progress import Progress
-
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    with Progress(console.messages()) as progress:
-        exported = export(prepared, directory, layout=layout, rows_per_shard=rows_per_shard, progress=progress)
-    lines = [
-        f"Wrote {directory / part.source / part.split}: {part.rows:,} rows in {part.shards:,} shards"
-        for part in exported
-    ]
-    value = {"directory": directory, "layout": layout, "splits": exported}
-    return Report(value=value, shown=[console.text("\n".join(lines))])
 
 
 @shards_app.command("pick")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from evenpack import console
-from evenpack.data.manifest import FileRecord, Manifest
 from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_name, write_manifest
 from evenpack.engine.config import RunConfig, RunSection
 from evenpack.engine.resolving.resolve import ResolvedRun
@@ -46,9 +45,7 @@ def checked(folder: Path) -> ResolvedRun:
     return run
 
 
-def outcome(
-    result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch, run: ResolvedRun | None = None
-) -> tuple[TrainingResult, object]:
+def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingResult, object]:
     """Runs a training with the given outcome; returns the result, and the stream of its ranks."""
     streams = []
 
@@ -59,7 +56,7 @@ def outcome(
     monkeypatch.setattr(training, "supervise", supervise)
     devices = Devices(kind="cuda", ranks=1, options=(), choice="1 of 1")
     launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=None, extra=())
-    found = run_training(launch, run or checked(folder))
+    found = run_training(launch, checked(folder))
     return found, streams[0]
 
 
@@ -72,23 +69,6 @@ def test_a_failure_keeps_its_error_and_its_message_is_printed(
     assert reported.value == {"state": "failed", "message": "rank 1 on host ended", "output_dir": tmp_path}
     assert (reported.shown, reported.exit_code) == ([], 2)
     assert "error: rank 1 on host ended" in capsys.readouterr().err
-
-
-def test_ranks_that_die_over_a_file_that_was_cut_short_have_a_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "tokens.bin"
-    path.write_bytes(bytes(100))
-    manifest = Manifest.model_construct(files={path.name: FileRecord.of(path, path.name)})
-    killed = LaunchResult(state="failed", exit_code=1, message="rank 0 exited (killed by SIGBUS)", error=None)
-    run = checked(tmp_path / "out")
-    vars(run)["prepared"] = SimpleNamespace(directory=tmp_path, manifest=manifest)
-    assert outcome(killed, tmp_path, monkeypatch, run)[0].message == killed.message
-    path.write_bytes(bytes(50))
-    found, _ = outcome(killed, tmp_path, monkeypatch, run)
-    assert found.message.startswith(f"{killed.message}; {tmp_path} is damaged:\n  {path} has 50 bytes, expected 100")
-    assert (found.exit_code, found.error) == (2, found.message.removeprefix(f"{killed.message}; "))
-    assert outcome(FAILED, tmp_path, monkeypatch, run)[0].error == "no space"
 
 
 def test_machines_of_a_hostfile_are_reached_before_anything_is_started(

@@ -68,10 +68,11 @@ def test_a_pass_may_begin_at_any_document(files: Path) -> None:
     ]
 
 
-def test_workers_write_the_same_bytes(files: Path, tmp_path: Path) -> None:
+def test_workers_write_the_same_bytes(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenpack.data.prepare.source.SMALLEST_PART_BYTES", 3_000)
     config = config_of(files)
     prepare(config, tmp_path / "one")
-    prepare(config, tmp_path / "two", workers=local_workers(2), part_bytes=3_000)
+    prepare(config, tmp_path / "two", workers=local_workers(2))
     for name, content in contents(tmp_path / "one" / "sources").items():
         if not name.endswith("journal.json"):
             assert (tmp_path / "two" / "sources" / name).read_bytes() == content, name
@@ -144,7 +145,7 @@ def test_an_empty_validation_file_is_a_warning(files: Path, tmp_path: Path) -> N
     write_jsonl(files / "validation.jsonl", ["", ""])
     recorder = Recorder()
     prepare(config_of(files), tmp_path / "data", progress=recorder)
-    assert any("none of the documents that its section names for validation" in note for note in recorder.notes)
+    assert any("the recipe takes none that is held out" in note for note in recorder.notes)
 
 
 def test_sets_without_the_key_are_what_they_were_before_there_was_any(corpus: Path, files: Path) -> None:
@@ -171,41 +172,21 @@ def texts_of_the_hash(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, li
 
 
 @pytest.mark.parametrize(
-    ("source", "trained", "validation", "fraction", "remedy"),
-    [
-        ({"kind": "text"}, 2, 0, 0.01, "document_separator=blank_line"),
-        ({"kind": "text"}, 1, 1, 0.01, "document_separator=blank_line"),
-        ({"kind": "text", "rows": "lines"}, 2, 0, 0.01, "validation_path"),
-        ({"kind": "text", "document_separator": "blank_line"}, 2, 0, 0.01, "validation_path"),
-        ({"kind": "jsonl"}, 2, 0, 0.01, "rows=paragraphs"),
-        ({"kind": "jsonl"}, 9, 1, 0.01, "rows=paragraphs"),
-        ({"kind": "text"}, 30, 1, 0.01, None),  # three times as much as asked
-        ({"kind": "text"}, 2, 0, 0.0, None),
-    ],
+    ("trained", "validation", "fraction", "is_warned"), [(2, 0, 0.01, True), (9, 1, 0.01, False), (2, 0, 0.0, False)]
 )
-def test_a_share_that_chance_decides_is_said_with_the_key_that_makes_more_documents(
+def test_a_source_that_holds_nothing_out_is_said_with_what_to_change(
     *,
-    source: dict[str, Any],
     trained: int,
     validation: int,
     fraction: float,
-    remedy: str | None,
+    is_warned: bool,
     texts_of_the_hash: dict[bool, list[str]],
     tmp_path: Path,
 ) -> None:
-    (folder := tmp_path / "texts").mkdir()
-    for number, text in enumerate([*texts_of_the_hash[False][:trained], *texts_of_the_hash[True][:validation]]):
-        if source["kind"] == "jsonl":
-            write_jsonl(folder / f"{number}.jsonl", [text])
-        else:
-            (folder / f"{number}.txt").write_text(text)
+    texts = [*texts_of_the_hash[False][:trained], *texts_of_the_hash[True][:validation]]
+    source = {"kind": "jsonl", "path": write_jsonl(tmp_path / "wiki.jsonl", texts)}
     recorder = Recorder()
-    config = data_config({"wiki": {"path": folder, **source}}, validation_fraction=fraction)
-    prepare(config, tmp_path / "data", progress=recorder)
-    warnings = [note for note in recorder.notes if note.startswith("warning: source 'wiki' holds")]
-    if remedy is None:
-        assert not warnings
-    else:
-        assert len(warnings) == 1
-        assert ("nothing" in warnings[0]) == (validation == 0)
-        assert f"data.sources.wiki.{remedy}" in warnings[0]
+    prepare(data_config({"wiki": source}, validation_fraction=fraction), tmp_path / "data", progress=recorder)
+    warnings = [note for note in recorder.notes if note.startswith("warning: source 'wiki' holds nothing out")]
+    assert len(warnings) == is_warned
+    assert all("data.sources.wiki.rows" in warning for warning in warnings)

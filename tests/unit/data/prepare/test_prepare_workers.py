@@ -9,8 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -24,14 +23,13 @@ from slow_cases import slow_but
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import prepare as prepare_module
+from evenpack.data.prepare import source as source_module
 from evenpack.data.prepare import tokenising
-from evenpack.data.prepare import workers as workers_module
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.tokens import default_part_bytes
+from evenpack.data.prepare.source import part_bytes
 from evenpack.data.prepare.workers import (
     LocalWorkers,
     MpiWorkers,
-    Note,
     PartFile,
     PartTask,
     local_workers,
@@ -42,11 +40,17 @@ from evenpack.data.sources.config import BuiltinSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokens.writer import Journal
 from evenpack.errors import DataError, RunError
 
 PART_BYTES = 15_000
 """The corpus of `two_sources` has 12 such parts."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_parts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_module, "SMALLEST_PART_BYTES", PART_BYTES)
+        yield
 
 
 class HereWorkers:
@@ -56,7 +60,7 @@ class HereWorkers:
         self.after = after
         self.numbers: list[int] = []
 
-    def files(self, tasks: Sequence[PartTask], note: Note) -> Generator[PartFile, None, None]:
+    def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
         for task in tasks:
             self.numbers.append(task.number)
             file = write_part(task)
@@ -66,10 +70,10 @@ class HereWorkers:
 
 
 @pytest.fixture(scope="module")
-def in_parts(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def in_parts(corpus: Path, small_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepares the two sources with this process alone, part by part; tests must not change the result."""
     directory = tmp_path_factory.mktemp("in_parts") / "data"
-    prepare(two_sources(corpus), directory, part_bytes=PART_BYTES)
+    prepare(two_sources(corpus), directory)
     return directory
 
 
@@ -86,13 +90,7 @@ def test_any_number_of_workers_writes_the_same_bytes(
     workers: int, corpus: Path, in_parts: Path, tmp_path: Path
 ) -> None:
     recorder = Recorder()
-    prepare(
-        two_sources(corpus),
-        tmp_path / "data",
-        workers=LocalWorkers(workers),
-        part_bytes=PART_BYTES,
-        progress=recorder,
-    )
+    prepare(two_sources(corpus), tmp_path / "data", workers=LocalWorkers(workers), progress=recorder)
     assert contents(tmp_path / "data") == contents(in_parts)
     states = [state for state in recorder.states if state.stage == "tokens" and state.source == "wiki"]
     assert len(states) > 5, "a report for each part"
@@ -110,8 +108,8 @@ def test_rows_and_their_accounting_do_not_depend_on_workers(changes: dict[str, A
     texts = ["\n \n".join(sentences(n % 9, seed=n)) for n in range(150)]
     path = write_jsonl(tmp_path / "articles.jsonl", [*texts, *["a short line\nanother"] * 60])
     config = data_config({"wiki": {"kind": "jsonl", "path": path, **changes}})
-    alone = prepare(config, tmp_path / "alone", part_bytes=PART_BYTES)
-    together = prepare(config, tmp_path / "together", workers=HereWorkers(), part_bytes=PART_BYTES)
+    alone = prepare(config, tmp_path / "alone")
+    together = prepare(config, tmp_path / "together", workers=HereWorkers())
     assert contents(tmp_path / "alone") == contents(tmp_path / "together")
     assert alone.sources["wiki"].rows == together.sources["wiki"].rows is not None
 
@@ -123,46 +121,30 @@ def test_sentences_do_not_depend_on_workers(corpus: Path, tmp_path: Path) -> Non
         recipe={"kind": "sentence_pairs", "max_sequence_length": 64},
     )
     for name, workers in (("alone", None), ("together", HereWorkers())):
-        prepare(config, tmp_path / name, workers=workers, part_bytes=PART_BYTES)
+        prepare(config, tmp_path / name, workers=workers)
     assert contents(tmp_path / "alone") == contents(tmp_path / "together")
 
 
-def dying(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **settings: Any) -> Path:
-    """Makes the readers of one part of each corpus die; returns the file that counts the deaths."""
-    deaths = tmp_path / "deaths"
-
-    def open_dying(name: str, source: Any) -> Corpus:
-        return DyingCorpus(corpus=open_corpus(name, source), part=2, deaths=deaths, **settings)
-
-    monkeypatch.setattr(prepare_module, "open_corpus", open_dying)
-    return deaths
-
-
-def test_a_worker_that_is_killed_costs_its_part_and_no_more(
+def test_a_worker_that_is_killed_ends_the_call_and_the_same_call_resumes(
     corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, recorder = _loaded(two_sources(corpus), in_parts), Recorder()
-    deaths = dying(monkeypatch, tmp_path)
-    prepare(config, tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES, progress=recorder)
+    config, deaths = _loaded(two_sources(corpus), in_parts), tmp_path / "deaths"
+
+    def open_dying(name: str, source: Any) -> Corpus:
+        return DyingCorpus(corpus=open_corpus(name, source), part=3, deaths=deaths)
+
+    monkeypatch.setattr(prepare_module, "open_corpus", open_dying)
+    with pytest.raises(RunError, match=r"a worker that tokenised source 'wiki' died.*The same command resumes"):
+        prepare(config, tmp_path / "data", workers=LocalWorkers(2))
+    recorder = Recorder()
+    prepare(config, tmp_path / "data", workers=LocalWorkers(2), progress=recorder)
     assert deaths.stat().st_size == 1
-    assert [note for note in recorder.notes if "a worker died; the unfinished ones of parts" in note]
+    assert recorder.states[0].bytes_resumed > 0
+    assert not list((tmp_path / "data").rglob("tokens.parts"))
     for name in ("tokens.bin", "tokens.idx", "document_hashes.npy"):
         for source in config.sources:
             written = tmp_path / "data" / "sources" / source / name
             assert written.read_bytes() == (in_parts / "sources" / source / name).read_bytes()
-
-
-def test_a_part_that_kills_every_worker_ends_the_call_and_names_it(
-    corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = _loaded(two_sources(corpus), in_parts)
-    deaths = dying(monkeypatch, tmp_path, times=20)  # each part before it that is finished begins the count again
-    with pytest.raises(RunError, match=r"workers died 3 times while they tokenised parts \d to \d of source 'wiki'"):
-        prepare(config, tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES)
-    assert 3 <= deaths.stat().st_size <= 9
-    deaths.write_bytes(b"." * 20)
-    prepare(config, tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES)
-    assert not list((tmp_path / "data").rglob("tokens.parts"))
 
 
 _SLOW = """
@@ -170,6 +152,7 @@ import sys, time
 from pathlib import Path
 from rich.console import Console
 from evenpack.data.config import DataConfig
+from evenpack.data.prepare import source
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.workers import LocalWorkers
 from evenpack.progress import Piece, Progress
@@ -186,8 +169,8 @@ class Slow(Progress):
 
 if __name__ == "__main__":
     config = DataConfig.model_validate_json(sys.argv[1])
-    progress = Slow(Console(), silent=True)
-    prepare(config, Path(sys.argv[2]), workers=LocalWorkers(2), part_bytes=int(sys.argv[3]), progress=progress)
+    source.SMALLEST_PART_BYTES = int(sys.argv[3])
+    prepare(config, Path(sys.argv[2]), workers=LocalWorkers(2), progress=Slow(Console(), silent=True))
 """
 
 
@@ -207,7 +190,7 @@ def test_a_killed_call_takes_its_workers_along_and_any_other_number_resumes(
     assert not alive, "orphans would write into what the next call resumes"
     assert list(directory.rglob("tokens.parts")), "parts that are finished and not joined"
     recorder = Recorder()
-    prepare(config, directory, workers=LocalWorkers(3), part_bytes=PART_BYTES, progress=recorder)
+    prepare(config, directory, workers=LocalWorkers(3), progress=recorder)
     assert recorder.states[0].bytes_resumed > 0
     assert contents(directory) == contents(in_parts)
 
@@ -217,85 +200,33 @@ def test_what_one_process_began_workers_resume_and_the_other_way_round(
 ) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
     with pytest.raises(StoppedError):
-        prepare(config, directory, progress=StopAfter(6), part_bytes=PART_BYTES)
+        prepare(config, directory, progress=StopAfter(6))
     workers, recorder = HereWorkers(), StopAfter(5)
     with pytest.raises(StoppedError):
-        prepare(config, directory, progress=recorder, workers=workers, part_bytes=1)
+        prepare(config, directory, progress=recorder, workers=workers)
     assert recorder.states[0].bytes_resumed > 0
     assert workers.numbers[0] >= 1, "what the process had begun it has finished itself"
-    prepare(config, directory, part_bytes=PART_BYTES)
-    assert contents(directory) == contents(in_parts), "the parts are those of the call that began"
-
-
-def prepare_up_to_part(number: int, config: DataConfig, directory: Path, *, part_bytes: int = PART_BYTES) -> None:
-    """Interrupts a call once the file of a part of the first source is written."""
-
-    def interrupt(file: PartFile) -> None:
-        if file.number == number:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=part_bytes)
-
-
-def test_a_finished_part_that_was_damaged_is_tokenised_again(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
-    config, directory = two_sources(corpus), tmp_path / "data"
-    prepare_up_to_part(2, config, directory)
-    (part,) = directory.rglob("tokens.parts/000002/tokens.bin")
-    content = bytearray(part.read_bytes())
-    content[100] ^= 1
-    part.write_bytes(content)
-    prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES)
-    assert contents(directory) == contents(in_parts)
-
-
-def test_a_finished_part_is_taken_over(
-    corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, directory = two_sources(corpus), tmp_path / "data"
-    prepare_up_to_part(2, config, directory)
-    tokenised = []
-
-    def append_parts(parts: Any, *arguments: Any, **settings: Any) -> Any:
-        tokenised.append(parts[0])
-        return tokenising.append_parts(parts, *arguments, **settings)
-
-    monkeypatch.setattr(workers_module, "append_parts", append_parts)
-    workers = HereWorkers()
-    prepare(config, directory, workers=workers, part_bytes=PART_BYTES)
-    assert workers.numbers[0] == 2
-    assert len(tokenised) == len(workers.numbers) - 1
-    assert contents(directory) == contents(in_parts)
-
-
-def test_a_finished_part_of_a_source_that_has_changed_is_not_taken_over(
-    own_corpus: Path, in_parts: Path, tmp_path: Path
-) -> None:
-    config, directory = _loaded(two_sources(own_corpus), in_parts), tmp_path / "data"
-    prepare_up_to_part(0, config, directory)
-    assert list(directory.rglob("tokens.parts/000000/tokens.bin"))
-    lines = (own_corpus / "wiki.jsonl").read_text().splitlines()
-    (own_corpus / "wiki.jsonl").write_text("\n".join(reversed(lines)) + "\n")
-    prepare(config, tmp_path / "alone", part_bytes=PART_BYTES)
-    prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES)
-    assert contents(directory) == contents(tmp_path / "alone")
-
-
-def test_parts_of_another_size_are_not_taken_over(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
-    config, directory = two_sources(corpus), tmp_path / "data"
-    prepare_up_to_part(0, config, directory, part_bytes=2 * PART_BYTES)
-    prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES)
+    prepare(config, directory)
     assert contents(directory) == contents(in_parts)
 
 
 def test_unfinished_parts_are_removed_where_the_tokens_come_to_lie_elsewhere(corpus: Path, tmp_path: Path) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
-    prepare_up_to_part(0, config, directory)
+
+    def interrupt(_: PartFile) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare(config, directory, workers=HereWorkers(interrupt))
+    assert list(directory.rglob("tokens.bin.partial"))
     prepare(config.model_copy(update={"tokens_dir": tmp_path / "tokens"}), directory)
     assert not list(directory.rglob("tokens.*"))
 
 
-def test_text_of_another_script_in_a_part_is_counted_and_not_refused(tmp_path: Path) -> None:
+def test_text_of_another_script_in_a_part_is_counted_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "SMALLEST_PART_BYTES", 4000)
     texts = [*sentences(60, seed=1), *["\u6f22\u5b57 \u6f22"] * 400]
     path = write_jsonl(tmp_path / "two_scripts.jsonl", texts)
     vocabulary = {"kind": "train_word_pieces", "vocabulary_size": 300}
@@ -306,29 +237,25 @@ def test_text_of_another_script_in_a_part_is_counted_and_not_refused(tmp_path: P
     )
     config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first", has_pieces=True)
     manifests = [
-        prepare(config, tmp_path / name, workers=workers, part_bytes=4000)
+        prepare(config, tmp_path / name, workers=workers)
         for name, workers in (("alone", None), ("together", HereWorkers()))
     ]
     assert contents(tmp_path / "alone") == contents(tmp_path / "together")
     assert {manifest.sources["a"].unknown_tokens for manifest in manifests} == {1200}
-    recorder = Recorder()
-    write_jsonl(path, texts[::-1])
-    prepare(config, tmp_path / "reversed", part_bytes=4000, progress=recorder)
-    assert len([note for note in recorder.notes if "encode to nothing but unknown tokens" in note]) == 1
 
 
 def test_a_host_that_cannot_read_the_source_is_named_and_nothing_is_removed(own_corpus: Path, tmp_path: Path) -> None:
     config, directory = two_sources(own_corpus), tmp_path / "data"
 
     def hide(file: PartFile) -> None:
-        if file.number == 2:
+        if file.prefix.parent.name == "000002":
             (own_corpus / "wiki.jsonl").rename(own_corpus / "hidden.jsonl")
 
     with pytest.raises(RunError, match=rf"part 3 of source 'wiki' could not be read on host {socket.gethostname()}: "):
-        prepare(config, directory, workers=HereWorkers(hide), part_bytes=PART_BYTES)
+        prepare(config, directory, workers=HereWorkers(hide))
     (own_corpus / "hidden.jsonl").rename(own_corpus / "wiki.jsonl")
     recorder = Recorder()
-    prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES, progress=recorder)
+    prepare(config, directory, workers=HereWorkers(), progress=recorder)
     assert recorder.states[0].bytes_resumed > 0
 
 
@@ -346,15 +273,15 @@ def test_a_host_that_sees_another_directory_is_named(
         write_part(task)
 
 
-def test_a_full_disk_of_a_worker_reads_as_one_of_this_process(
+def test_a_full_disk_of_a_worker_names_its_file(
     corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("evenpack.data.tokens.writer.GrowingFile.write", fail)
-    with pytest.raises(DataError, match=r"No space left on device.*Free on its disk: [\d,]+ bytes"):
-        prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers(), part_bytes=PART_BYTES)
+    with pytest.raises(RunError, match=r"tokens cannot be written: No space left on device; make room on its disk"):
+        prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers())
 
 
 def test_ranks_of_mpi_are_asked_to_end_and_waited_for(tmp_path: Path) -> None:
@@ -377,7 +304,7 @@ def test_ranks_of_mpi_are_asked_to_end_and_waited_for(tmp_path: Path) -> None:
     ended: list[int] = []
     tasks = [replace(a_task(number), prefix=tmp_path / f"{number}" / "tokens") for number in range(3)]
     with pytest.raises(DataError, match="a mistake"):
-        list(MpiWorkers(Busy(), 2).files(tasks, lambda _: None))
+        list(MpiWorkers(Busy(), 2).files(tasks))
     assert sorted(ended) == [1, 2]
 
 
@@ -406,14 +333,12 @@ def test_an_error_ends_workers_that_are_busy(
 
     monkeypatch.setattr(prepare_module, "open_corpus", open_sleeping)
     with pytest.raises(DataError, match=f"threads of Rust: {max(1, len(os.sched_getaffinity(0)) // 2)}"):
-        prepare(
-            _loaded(two_sources(corpus), in_parts), tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES
-        )
+        prepare(_loaded(two_sources(corpus), in_parts), tmp_path / "data", workers=LocalWorkers(2))
     assert not woken.exists()
 
 
 def test_how_many_workers_and_how_large_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [default_part_bytes(size) for size in (0, 1 << 36, 1 << 50)] == [1 << 24, 1 << 26, 1 << 30]
+    assert [part_bytes(size) for size in (0, 1 << 36, 1 << 50)] == [PART_BYTES, 1 << 26, 1 << 30]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     assert vars(local_workers(None)) == vars(LocalWorkers(6))
     assert local_workers(1) is None
@@ -432,7 +357,7 @@ def test_a_part_that_changes_between_worker_and_joining_is_refused(name: str, co
         path.write_bytes(path.read_bytes()[:-1] + b"?")
 
     with pytest.raises(RunError, match=rf"{name} is not as .*, process \d+ wrote it"):
-        prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers(damage), part_bytes=PART_BYTES)
+        prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers(damage))
 
 
 def test_a_mistake_in_a_part_reads_as_without_workers_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
@@ -444,7 +369,7 @@ def test_a_mistake_in_a_part_reads_as_without_workers_and_leaves_nothing(corpus:
     messages = []
     for name, workers in (("alone", None), ("together", LocalWorkers(2))):
         with pytest.raises(DataError) as caught:
-            prepare(config, tmp_path / name, workers=workers, part_bytes=PART_BYTES)
+            prepare(config, tmp_path / name, workers=workers)
         messages.append(str(caught.value))
         assert not list((tmp_path / name).rglob("tokens*"))
     assert messages[0] == messages[1]
@@ -458,7 +383,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused_and_leaves_nothing(ow
 
     directory = tmp_path / "data"
     with pytest.raises(DataError, match=r"source 'wiki' changed while it was read: .*wiki\.jsonl is new, gone or"):
-        prepare(two_sources(own_corpus), directory, workers=HereWorkers(touch), part_bytes=PART_BYTES)
+        prepare(two_sources(own_corpus), directory, workers=HereWorkers(touch))
     assert not list(directory.rglob("tokens*"))
     prepare(two_sources(own_corpus), directory)
 
@@ -476,44 +401,9 @@ def test_parts_are_taken_a_bounded_number_ahead_and_cancelled_at_a_mistake() -> 
             return future
 
     with pytest.raises(RunError, match="no"):
-        list(MpiWorkers(Refusing(), 2).files([a_task(0)] * 100, lambda _: None))
+        list(MpiWorkers(Refusing(), 2).files([a_task(0)] * 100))
     assert len(submitted) == 8
     assert all(future.cancelled() for future in submitted[1:])
-
-
-def test_deaths_with_progress_in_between_end_nothing() -> None:
-    died: set[int] = set()
-
-    class Dying(Executor):
-        def submit(self, function: Any, task: PartTask) -> Future[PartFile]:  # type: ignore[override]
-            future: Future[PartFile] = Future()
-            if task.number in died:
-                journal = Journal(
-                    complete=True,
-                    vocabulary_size=2,
-                    documents=0,
-                    tokens=0,
-                    column_values={},
-                    content={},
-                    checksums={},
-                    state={},
-                )
-                file = PartFile(number=task.number, prefix=task.prefix, journal=journal, worker="")
-                future.set_result(file)
-            else:
-                died.add(task.number)
-                future.set_exception(BrokenExecutor())
-            return future
-
-    class Fragile(LocalWorkers):
-        @contextmanager
-        def _pool(self) -> Iterator[Any]:
-            yield Dying()
-
-    notes: list[str] = []
-    files = Fragile(1).files([a_task(number) for number in range(40)], notes.append)
-    assert [file.number for file in files] == list(range(40))
-    assert len(notes) >= 9, "each new executor has four tasks at work"
 
 
 def a_task(number: int) -> PartTask:
@@ -522,8 +412,6 @@ def a_task(number: int) -> PartTask:
         part=open_corpus("text", BuiltinSource(kind="builtin")).parts(1)[0],
         source="text",
         prefix=Path("tokens"),
-        identity={},
-        part_bytes=1,
         tokenizer_folder=Path("tokenizer"),
         tokenizer_checksum="",
         language=None,

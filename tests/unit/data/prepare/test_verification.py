@@ -1,6 +1,5 @@
 """Damage that keeps a file's size is found in every file, by every kind of check, and reported with its place."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -167,28 +166,6 @@ def test_prepare_does_not_certify_damaged_files_once_the_manifest_is_gone(
     with pytest.raises(DataError, match=rf"{path} is not as it was written.*journal.*prepare again"):
         prepare(two_sources(corpus), own_finished)
     assert not (own_finished / "manifest.json").exists()
-
-
-def test_prepare_does_not_certify_a_damaged_tokenizer_once_the_manifest_is_gone(
-    corpus: Path, own_finished: Path
-) -> None:
-    (own_finished / "manifest.json").unlink()
-    path = own_finished / "tokenizer" / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = content["model"]["vocab"]
-    vocabulary["b"], vocabulary["c"] = vocabulary["c"], vocabulary["b"]
-    path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(DataError, match="tokenizer is damaged: it is not the tokenizer"):
-        prepare(two_sources(corpus), own_finished)
-
-
-def test_every_bit_of_a_trained_tokenizer_counts_once_the_manifest_is_gone(corpus: Path, own_finished: Path) -> None:
-    """A letter of a key that nobody reads is part of the files that an undisturbed call leaves, too."""
-    (own_finished / "manifest.json").unlink()
-    path = own_finished / "tokenizer" / "tokenizer_config.json"
-    path.write_text(path.read_text().replace("clean_up_tokenization_spaces", "clean_up_tokenization_spaceS"))
-    with pytest.raises(DataError, match="tokenizer is damaged: it is not the tokenizer"):
-        prepare(two_sources(corpus), own_finished)
 
 
 @pytest.mark.parametrize("kind", slow_but(["bin"], ["bin", "sizes", "document_hashes"]))

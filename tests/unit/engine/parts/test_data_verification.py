@@ -370,16 +370,10 @@ def test_an_error_over_sound_data_stays_as_it_is(config: RunConfig) -> None:
         raise IndexError("not of the data")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("connection closed by peer"), RunError("a process has died")])
-def test_lost_processes_are_explained_by_a_file_that_was_cut_short(config: RunConfig, error: Exception) -> None:
-    path = swap_tokens(config)  # which kills no process
-    with pytest.raises(type(error), match=str(error)), explained_damage(config.prepared_dir):
-        raise error
-    os.truncate(path, 100)
-    refused = pytest.raises(DataError, match=rf"{path} has 100 bytes, expected")
-    with refused as caught, explained_damage(config.prepared_dir):
-        raise error
-    assert caught.value.__cause__ is error
+def test_lost_connections_are_not_explained_by_damage(config: RunConfig) -> None:
+    swap_tokens(config)
+    with pytest.raises(RuntimeError, match="closed by peer"), explained_damage(config.prepared_dir):
+        raise RuntimeError("connection closed by peer")
 
 
 def test_a_bit_of_any_prepared_file_is_explained_or_does_not_matter_to_a_plan(config: RunConfig) -> None:

@@ -73,7 +73,6 @@ READERS: dict[str, tuple[Content | None, Reader]] = {
         lambda run, new: run.evenpack("evaluate", "--data", run.file.with_name("one.txt")),
     ),
     "export": ("tokenizer", lambda run, new: run.evenpack("export", new)),
-    "shards export": ("all", lambda run, new: run.evenpack("shards export", new)),
     "study throughput": ("all", lambda run, _: run.evenpack("study throughput", "--rounds", 1)),
     "study packing": ("lengths", lambda run, _: run.evenpack("study packing")),
     "weights of a run": ("tokenizer", lambda run, _: find_weights(run.config.run.output_dir).tokenizer_dir),

@@ -11,8 +11,6 @@ import yaml
 from command_line import Done, evenpack
 from prepared_files import two_sources
 
-from evenpack.data.prepared import PreparedData
-
 Verify = Callable[..., Done]
 
 
@@ -78,39 +76,13 @@ def test_what_is_not_prepared_or_of_other_data_ends_with_2(verify: Verify, own_f
     assert "has not been prepared, or only in part: run `evenpack prepare`" in message
 
 
-@pytest.mark.parametrize("command", [("plan", "--ranks", "1"), ("where", "--step", "1")], ids=" ".join)
-def test_a_command_that_trips_over_a_damaged_file_names_it(
-    command: tuple[str, ...], verify: Verify, own_finished: Path
-) -> None:
+def test_a_plan_that_trips_over_a_damaged_file_names_it(verify: Verify, own_finished: Path) -> None:
     path = own_finished / "sources" / "wiki" / "train" / "documents.npy"
     documents = np.load(path)
     documents[:] = 1 << 40  # none of the token file's
     np.save(path, documents)
-    code, _, said = verify(*command[1:], command=command[0])
+    code, _, said = verify("--ranks", "1", command="plan")
     assert code == 2
     assert f"{path} is not as it was written" in said
     assert f"remove {own_finished} and prepare again" in said
     assert "Traceback" not in said
-
-
-def test_an_error_without_damage_stays_what_it_is(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise IndexError("not of the data")
-
-    monkeypatch.setattr(PreparedData, "view", fail)
-    with pytest.raises(IndexError, match="not of the data"):
-        verify("--step", "1", command="where")
-
-
-def test_data_that_is_gone_again_hides_no_error(
-    verify: Verify, own_finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the data of `evaluate --data FILE`, which is temporary."""
-
-    def fail(*_: object) -> None:
-        shutil.rmtree(own_finished)
-        raise IndexError("not of the data")
-
-    monkeypatch.setattr(PreparedData, "view", fail)
-    with pytest.raises(IndexError, match="not of the data"):
-        verify("--step", "1", command="where")
