@@ -184,8 +184,7 @@ class TrainingSection(Section):
     Another device or hidden size is always a warning."""
     initialize_from: UserPath | None = None
     """Initial weights: the output_dir of another run (its newest complete checkpoint), one checkpoint (step_...), a
-    folder of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a state dict of PyTorch (.pt);
-    docs/starting_weights.md. Nothing but the weights is read. Ignored once the run has a checkpoint."""
+    folder of transformers, or a checkpoint of TensorFlow (model.ckpt-28252); docs/starting_weights.md. Nothing but the weights is read. Ignored once the run has a checkpoint."""
     loader_workers: Processes = Field(default=1, ge=0, le=64)
     """Processes of each rank that prepare batches ahead; 0: batches are made in the training process."""
     log_rank_times_every_steps: Steps | None = Field(default=100, ge=1)

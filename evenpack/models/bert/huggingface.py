@@ -28,9 +28,9 @@ from evenpack.models.common.tensors import (
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 
 _EMBEDDINGS = "bert.embeddings."
-WORD_EMBEDDINGS = f"{_EMBEDDINGS}word_embeddings.weight"
+_WORD_EMBEDDINGS = f"{_EMBEDDINGS}word_embeddings.weight"
 _DECODER = "cls.predictions.decoder."
-DECODER_BIAS = "cls.predictions.bias"
+_DECODER_BIAS = "cls.predictions.bias"
 _NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 
 _ENCODER = (_EMBEDDINGS, "bert.encoder.")
@@ -48,10 +48,10 @@ _CONSTANTS = (f"{_EMBEDDINGS}position_ids", f"{_EMBEDDINGS}token_type_ids")
 """Tensors that old checkpoints carry besides the weights."""
 
 _SINGLE_TENSORS = {
-    "token_embedding.weight": WORD_EMBEDDINGS,
+    "token_embedding.weight": _WORD_EMBEDDINGS,
     "positions.table.weight": f"{_EMBEDDINGS}position_embeddings.weight",
     "token_type_embedding.weight": f"{_EMBEDDINGS}token_type_embeddings.weight",
-    "masked_token_head.decoder_bias": DECODER_BIAS,
+    "masked_token_head.decoder_bias": _DECODER_BIAS,
 }
 
 _LAYERS = {
@@ -111,24 +111,15 @@ def tensor_names(model: Bert) -> list[TensorName]:
 def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the trained tensors that `model` has, each once, under the names of today's transformers.
 
-    Raises: as `without_duplicates`.
-    """
-    found = without_duplicates(weights)
-    if model.next_sentence_head is None:
-        found = {name: tensor for name, tensor in found.items() if not name.startswith(_NEXT_SENTENCE)}
-    return found
-
-
-def without_duplicates(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the trained tensors, each once, under the names of today's transformers.
-
     Raises: CheckpointError if the decoder is not the token embedding or has two biases.
     """
     found = {_current_name(name): tensor for name, tensor in weights.items() if name not in _CONSTANTS}
-    if DECODER_BIAS not in found and f"{_DECODER}bias" in found:
-        found[DECODER_BIAS] = found[f"{_DECODER}bias"]
-    untied(found, f"{_DECODER}bias", DECODER_BIAS)
-    untied(found, f"{_DECODER}weight", WORD_EMBEDDINGS)
+    if _DECODER_BIAS not in found and f"{_DECODER}bias" in found:
+        found[_DECODER_BIAS] = found[f"{_DECODER}bias"]
+    untied(found, f"{_DECODER}bias", _DECODER_BIAS)
+    untied(found, f"{_DECODER}weight", _WORD_EMBEDDINGS)
+    if model.next_sentence_head is None:
+        found = {name: tensor for name, tensor in found.items() if not name.startswith(_NEXT_SENTENCE)}
     return found
 
 

@@ -1,7 +1,6 @@
 """The names of a model's tensors in other codes, and copies of them in both directions.
 
-A family describes its counterpart in transformers by a `HuggingFaceMapping`, and checkpoints that carry weights and
-nothing else by `ForeignNames`.
+A family describes its counterpart in transformers by a `HuggingFaceMapping`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -190,20 +189,3 @@ class HuggingFaceMapping:
     is: config.json describes the model completely."""
     task_models: Mapping[str, TaskModel] = field(default_factory=dict)
     """The models with a task's head on an encoder, by what the head reads: `sequence`, `span`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForeignNames:
-    """The tensor names of one kind of model in TensorFlow and in NVIDIA's code for PyTorch, by transformers' names."""
-
-    vocabulary: tuple[str, ...]
-    """Tensors with a row for each vocabulary entry, by transformers' names. The first one identifies the kind."""
-    config_file: str
-    """Name of a file with the keys of transformers' config.json, which may be next to the checkpoint."""
-    tensorflow_name: Callable[[str], str]
-    """(transformers' name): the variable's name. Variables that end in `/kernel` are stored as input x output."""
-    from_nvidia: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    """(weights by NVIDIA's names): each trained tensor once, by transformers' names. Raises CheckpointError if one
-    occurs twice or tied ones differ."""
-    nvidia_vocabulary_multiple: int
-    """Multiple to which NVIDIA pads the rows of the vocabulary."""
