@@ -8,10 +8,9 @@
 | flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     | yes             |
 | flash4    | CUDA, sm_90, sm_100 | fp16, bf16 | multiple of 8, at most 128  | no    | no      | yes             |
 | flex      | CUDA, sm_80 and up | any        | 16 to 256                    | yes   | no      | yes             |
-| dense_mask | any               | any        | any                          | yes   | yes     | yes             |
 
-`dense_mask` computes whole rows, which is a baseline, and like the oracle `reference` is never chosen by `auto`. Nor is
-`flash4`, FlashAttention 4, whose gradients were not compared on a GPU yet.
+The oracle `reference` is never chosen by `auto`. Nor is `flash4`, FlashAttention 4, whose gradients were not compared
+on a GPU yet.
 
 The device is queried, and flash-attn and flash-attn-4 are imported, only when a request is made.
 """
@@ -38,7 +37,7 @@ _WIDEST_DROPPED_ANYWHERE = 192
 FUSED = ("flash", "varlen", "flex", "flash4")
 """Backends that compute all segments in one kernel and never wait for the device."""
 
-LEFT_TO_PYTHON = ("sdpa", "dense_mask", "flex")
+LEFT_TO_PYTHON = ("sdpa", "flex")
 """Backends that torch.compile does not put into a block's graph, because their calls or masks depend on the batch."""
 
 
@@ -241,5 +240,4 @@ _RULES: dict[str, Callable[[AttentionRequest], str | None]] = {
     "flash": _flash_unavailable_reason,
     "flash4": _flash4_unavailable_reason,
     "flex": _flex_unavailable_reason,
-    "dense_mask": _serves_everything,
 }

@@ -30,7 +30,7 @@ it was not measured."""
 _BUCKET_SIZE = 50_000_000
 """A tenth of DeepSpeed's default for ZeRO 1, which takes 2 GB: gradients are reduced in more parts."""
 
-_KEEP_PAIRS = ("reference", "sdpa", "dense_mask")
+_KEEP_PAIRS = ("reference", "sdpa")
 """Backends that keep scores or masks of pairs of slots."""
 
 

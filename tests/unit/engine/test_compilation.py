@@ -115,7 +115,7 @@ def test_only_what_is_requested_is_compiled_and_varying_layouts_are_warned_of(
         assert ("differ in their number of slots" in caplog.text) == warns
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "dense_mask", "flex", "varlen", "flash", "reference"])
+@pytest.mark.parametrize("backend", ["sdpa", "flex", "varlen", "flash", "reference"])
 def test_attention_on_a_gpu_that_is_left_to_python_is_named_before_the_first_step(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
@@ -127,7 +127,7 @@ def test_attention_on_a_gpu_that_is_left_to_python_is_named_before_the_first_ste
         with caplog.at_level(logging.WARNING):
             compile_if_asked(tiny(run), run, device_type)
         is_named = f"attention by {backend} is left to Python" in caplog.text
-        assert is_named == (device_type == "cuda" and backend in ("sdpa", "dense_mask", "flex"))
+        assert is_named == (device_type == "cuda" and backend in ("sdpa", "flex"))
         assert is_named == ("or set training.compile=false" in caplog.text)
 
 

@@ -205,6 +205,6 @@ def test_without_background_checkpoints_nothing_is_said_of_host_memory(
     assert "Host memory" not in memory_text(found, batching="packs")
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "dense_mask"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_a_backend_that_keeps_scores_is_named(backend: str) -> None:
     assert f"{backend} keeps scores or masks" in memory_of(config_of(attention={"backend": backend})).notes[0]

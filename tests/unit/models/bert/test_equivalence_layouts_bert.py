@@ -18,7 +18,7 @@ from evenpack.models.common.loss_sums import exact_denominators, scaled_loss
 VOCABULARY = 67
 LONGEST = 40
 LENGTHS = [[40], [25, 9, 2, 3], [13, 13, 11], [3, 30]]
-CPU_BACKENDS = ("auto", "reference", "sdpa", "dense_mask")
+CPU_BACKENDS = ("auto", "reference", "sdpa")
 REDUCTIONS = ("token", "sequence")
 RELATIVE_TOLERANCE = 1e-5
 
