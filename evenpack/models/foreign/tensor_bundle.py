@@ -101,7 +101,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
 
 def masked_crc32c(data: bytes | np.ndarray) -> int:
     """Returns the checksum as LevelDB and TensorFlow store it: rotated, with a constant added."""
-    value = google_crc32c.value(data)
+    value: int = google_crc32c.value(data)
     return ((value >> 15 | value << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
