@@ -115,6 +115,38 @@ class ConfigFile(Section, extra="ignore"):
     """Base of the keys that a family reads from config.json; others are ignored."""
 
 
+_USUAL_SHAPE = {"layers": "num_hidden_layers", "hidden_size": "hidden_size", "heads": "num_attention_heads"}
+"""Keys of most models' config.json, by those of `TransformerConfig.shape`."""
+
+
+class UsualConfigFile(ConfigFile):
+    """The sizes, under the names that most models of transformers give them."""
+
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    max_position_embeddings: Size
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """The keys of a `model:` section that they give."""
+        shape = {ours: getattr(self, theirs) for ours, theirs in _USUAL_SHAPE.items()}
+        return shape | {"max_positions": self.max_position_embeddings}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the model's tables."""
+        return {"vocabulary_size": self.vocab_size, "max_positions": self.max_position_embeddings}
+
+
+def usual_values(model: Any) -> dict[str, Any]:
+    """Returns the sizes of a model as config.json has them, without `intermediate_size`."""
+    sizes = {"vocab_size": model.vocabulary_size, "max_position_embeddings": model.max_positions}
+    return sizes | {theirs: model.config.shape[ours] for ours, theirs in _USUAL_SHAPE.items()}
+
+
 class RopeParameters(Section):
     """Base of transformers' `rope_parameters`."""
 
