@@ -46,7 +46,7 @@ def batch_of(layout, mlm_reduction="token"):
 def losses_and_gradients(model, batch):
     """Returns both mean losses, and the gradients of their sum."""
     model.zero_grad()
-    denominators = exact_denominators(model.config, batch.step_counts)
+    denominators = exact_denominators(model.config.losses, batch.step_counts)
     sums = model(batch)
     scaled_loss(sums, denominators, world_size=1, accumulation=1).backward()
     means = [
