@@ -46,16 +46,8 @@ def _extra_of(module: str) -> str | None:
         requirements = importlib.metadata.requires("evenpack") or ()
     except importlib.metadata.PackageNotFoundError:
         return None
-    for requirement in requirements:
-        name, _, marker = requirement.partition(";")
-        extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
-        if (
-            extra
-            and extra[1] != "dev"
-            and re.split(r"[^\w-]", name.strip())[0].lower().replace("_", "-") == distribution
-        ):
-            return extra[1]
-    return None
+    pattern = re.compile(rf"{distribution}(?![\w-]).*extra == ['\"](?!dev)(\w+)")
+    return next((found[1] for found in map(pattern.match, requirements) if found), None)
 
 
 def _message(needed_by: str, modules: str, extra: str) -> str:

@@ -77,15 +77,10 @@ class PackDataModule(LightningDataModule):  # type: ignore[misc]  # lightning is
         if shards is not None and shards["num_replicas"] != trainer.world_size:
             raise ConfigError("PackDataModule is for data parallelism (DDP, FSDP): ranks must not share packs")
         micro_batches, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
-        if trainer.fast_dev_run and trainer.fast_dev_run % micro_batches:
-            raise ConfigError(
-                f"fast_dev_run ({trainer.fast_dev_run:d} batches) ends within a step of accumulate_grad_batches "
-                f"({micro_batches}): give fast_dev_run={micro_batches}, which is one step"
-            )
         if isinstance(limit, int) and limit % micro_batches:
             raise ConfigError(
-                f"limit_train_batches ({limit}) cuts a step of accumulate_grad_batches ({micro_batches}): give a "
-                "multiple, or stop by max_steps"
+                f"limit_train_batches or fast_dev_run ({limit}) cuts a step of accumulate_grad_batches "
+                f"({micro_batches}): give a multiple, or stop by max_steps"
             )
         self.loader = Loader(
             self._documents,

@@ -43,12 +43,10 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     """What was proved of the model; there once training has begun, and in each checkpoint."""
     _form: ModelInputs | None = None
     _hand_over: HandOver | None = None
-    _computes_loss = False
-    """Whether `compute_loss_func` is this class's own."""
     tokens_seen = 0
     """Real tokens of all steps that this trainer has begun, over all processes."""
-    _host_smooths = False
-    """Whether a subclass of Trainer computes next-token losses itself, from logits and with label smoothing."""
+    _host_computes_loss = False
+    """Whether a subclass of Trainer computes next-token losses itself, from logits."""
 
     def __init__(self, *arguments: Any, loader: Loader, allow_leaks: bool = False, **keywords: Any) -> None:
         """Takes a Trainer's arguments and a loader, which takes the place of `train_dataset`.
@@ -79,15 +77,11 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
         # Trainer would read and drop the batches of all earlier steps; the loader begins behind them.
         self.args.ignore_data_skip = True
         self._check_arguments()
-        if self._computes_loss:  # of an earlier training, whose options may have been others
-            self._computes_loss, self.compute_loss_func = False, None
         self._check_loss()
         self._checked, self._form = False, None
-        smoothing, shifts = self.args.label_smoothing_factor, NEXT_TOKEN.name in self.loader[0].targets
-        smooths = smoothing or self.label_smoother is not None  # which keeps what was the option when it was made
-        if self.compute_loss_func is None and not self._host_smooths and (smooths or not shifts):
-            self._computes_loss = True
-            self.compute_loss_func = partial(token_loss, shifts=shifts, label_smoothing=smoothing)
+        predicts_next = self._host_computes_loss or NEXT_TOKEN.name in self.loader[0].targets
+        if self.compute_loss_func is None and not predicts_next:
+            self.compute_loss_func = partial(token_loss, shifts=False)
         return _Feed(self)
 
     def prove_isolation(self) -> ModelInputs:
@@ -102,7 +96,7 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
             self.model_wrapped,
             self.loader[self.loader.step * self.loader.micro_batches],
             device=self.args.device,
-            own_loss=self.model_accepts_loss_kwargs and self.compute_loss_func is None and not self._host_smooths,
+            own_loss=self.model_accepts_loss_kwargs and self.compute_loss_func is None and not self._host_computes_loss,
         )
         self._form = required(found, allow_leaks=self._allow_leaks, rank=self.loader.rank)
         self.isolation = found
@@ -191,8 +185,9 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
 
     def _check_loss(self) -> None:
         """Raises: ConfigError for options of the loss that would not be computed, or otherwise on packs."""
-        args = self.args
-        if args.neftune_noise_alpha is not None:
+        if self.args.label_smoothing_factor:
+            raise ConfigError("label_smoothing_factor is not computed on packs: give a compute_loss_func that smooths")
+        if self.args.neftune_noise_alpha is not None:
             raise ConfigError(
                 "neftune_noise_alpha is for rows of one document: its noise is divided by the root of the row's "
                 "length, and a row of packs holds many; leave it out"
@@ -205,19 +200,6 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
                 f"step of {parts} (micro_batches x ranks) would add it {parts} times: set it to False (TRL sets it, "
                 "unless router_aux_loss_coef=0.0 in SFTConfig), or give a compute_loss_func"
             )
-        if not args.label_smoothing_factor:
-            return
-        others = {
-            "compute_loss_func": self.compute_loss_func is not None,
-            "loss_type='dft'": getattr(args, "loss_type", None) == "dft",
-            "the router's auxiliary loss (config.output_router_logits)": router,
-        }
-        found = [name for name, is_given in others.items() if is_given]
-        if found:
-            raise ConfigError(
-                f"label_smoothing_factor ({args.label_smoothing_factor}) and {' and '.join(found)} are not computed "
-                "together: leave one out"
-            )
 
     def _check_count(self, count: Any, targets: int) -> None:
         if count is None:
@@ -229,25 +211,20 @@ class PackTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
             raise ConfigError(f"Trainer counts {int(count)} targets in a step that has {targets}: labels were changed")
 
 
-def token_loss(
-    outputs: Any, labels: Any, num_items_in_batch: Any, *, shifts: bool, label_smoothing: float = 0.0
-) -> Any:
+def token_loss(outputs: Any, labels: Any, num_items_in_batch: Any, *, shifts: bool) -> Any:
     """Returns the sum of losses at the labels over the targets of the step, from logits.
 
     BERT's own loss in transformers is a mean over the micro-batch, which Trainer takes for such a share.
 
     Args:
         shifts: whether each label is predicted by the slot before it, as next tokens are: `ModelInputs.causal`.
-        label_smoothing: the share of a target that all tokens have in equal parts.
     """
     from torch.nn.functional import cross_entropy
 
     logits = outputs["logits"].float()
     if shifts:
         logits, labels = logits[:, :-1], labels[:, 1:]
-    total = cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), reduction="sum", label_smoothing=label_smoothing, ignore_index=IGNORED
-    )
+    total = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=IGNORED)
     return total / num_items_in_batch
 
 

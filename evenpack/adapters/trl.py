@@ -21,7 +21,7 @@ class PackSFTTrainer(PackTrainer, SFTTrainer):  # type: ignore[misc]  # trl is n
     """
 
     train_dataset: Any
-    _host_smooths = True
+    _host_computes_loss = True
 
     def __init__(
         self,

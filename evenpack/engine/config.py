@@ -17,7 +17,7 @@ from evenpack.data.recipes import MaskedPairsRecipe, MaskingConfig
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.sharding import SHARDINGS, Sharding
 from evenpack.errors import ConfigError
-from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
+from evenpack.kernels.config import AttentionConfig
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
 from evenpack.units import (
@@ -177,8 +177,8 @@ class TrainingSection(Section):
     fixes the weights for its layout."""
     initialize_from: UserPath | None = None
     """Initial weights: the output_dir of another run (its newest complete checkpoint), one checkpoint (step_...), a
-    folder of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a state dict of PyTorch (.pt);
-    docs/starting_weights.md. Nothing but the weights is read. Ignored once the run has a checkpoint."""
+    folder of transformers, or a checkpoint of TensorFlow (model.ckpt-28252); docs/starting_weights.md. Nothing but the
+    weights is read. Ignored once the run has a checkpoint."""
     loader_workers: Processes = Field(default=1, ge=0, le=64)
     """Processes of each rank that prepare batches ahead; 0: batches are made in the training process."""
     log_rank_times_every_steps: Steps | None = Field(default=100, ge=1)
@@ -656,11 +656,6 @@ class RunConfig(Section):
         if switched_off and layout != "packed":
             raise ValueError(
                 f"{switched_off[0]}: false applies to packs alone; training.layout must be packed, found {layout}"
-            )
-        if attention.backend in WHOLE_ROWS and layout == "unpadded":
-            raise ValueError(
-                f"attention.backend {attention.backend} computes whole rows, and training.layout unpadded has none of "
-                "equal length: set training.layout to packed or padded, or choose another backend"
             )
         return self
 

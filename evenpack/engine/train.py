@@ -215,7 +215,7 @@ def _update(run: TrainingRun, batches: StepBatches, parts: Parts, *, loader_seco
         run.start.world,
         batches,
         local,
-        exact_denominators(run.start.config.model, batches.counts),
+        exact_denominators(run.start.config.model.losses, batches.counts),
         stop=parts.wants_stop,
         loader_seconds=loader_seconds,
         waits=parts.wait_values(batches, local, loader_seconds=loader_seconds),

@@ -173,7 +173,7 @@ class Trainer:
             batch = collator.collate(plan.micro_batch(0, index), plan.counts)
             with _precision(self.training, self._device):
                 outputs: LossOutputs = self.model(batch.to(self._device))
-            denominators = exact_denominators(self.model, batch.step_counts)
+            denominators = exact_denominators(self.model.losses, batch.step_counts)
             loss = scaled_loss(outputs, denominators, world_size=1, accumulation=1)
             torch.autograd.backward(loss)
             total += loss.detach()

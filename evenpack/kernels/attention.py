@@ -3,7 +3,7 @@
 Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, S = segments.
 
     q [T, H, D], k, v [T, G, D], segments
-      ->  resolve_backend  ->  reference | sdpa | varlen | flash | flash4 | flex | dense_mask  ->  [T, H, D]
+      ->  resolve_backend  ->  reference | sdpa | varlen | flash | flash4 | flex  ->  [T, H, D]
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from evenpack.kernels import dense_mask, flash, flash4, flex, reference, sdpa, varlen
+from evenpack.kernels import flash, flash4, flex, reference, sdpa, varlen
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
 from evenpack.kernels.segments import Segments
 from evenpack.kernels.shared import constant_when_compiled, one_operator
@@ -35,7 +35,6 @@ BACKENDS: dict[str, AttentionBackend] = {
     "flash": flash.attend,
     "flash4": flash4.attend,
     "flex": flex.attend,
-    "dense_mask": dense_mask.attend,
 }
 
 

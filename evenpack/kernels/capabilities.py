@@ -8,10 +8,9 @@
 | flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     | yes             |
 | flash4    | CUDA, sm_90, sm_100 | fp16, bf16 | multiple of 8, at most 128  | no    | no      | yes             |
 | flex      | CUDA, sm_80 and up | any        | 16 to 256                    | yes   | no      | yes             |
-| dense_mask | any               | any        | any                          | yes   | yes     | yes             |
 
-`dense_mask` computes whole rows, which is a baseline, and like the oracle `reference` is never chosen by `auto`. Nor is
-`flash4`, FlashAttention 4, whose gradients were not compared on a GPU yet.
+The oracle `reference` is never chosen by `auto`. Nor is `flash4`, FlashAttention 4, whose gradients were not compared
+on a GPU yet.
 
 The device is queried, and flash-attn and flash-attn-4 are imported, only when a request is made.
 """
@@ -19,7 +18,7 @@ The device is queried, and flash-attn and flash-attn-4 are imported, only when a
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -118,7 +117,7 @@ def resolve_backend(name: str, request: AttentionRequest) -> str:
 
 
 def slow_choice(request: AttentionRequest, *, dropout_key: str = "model.attention_dropout") -> str | None:
-    """Returns a sentence about the cost and the remedies if `auto` finds no fused kernel for this request on a GPU.
+    """Returns a sentence about the cost and what may help if `auto` finds no fused kernel for this request on a GPU.
 
     `dropout_key` is the setting that would leave out dropout. None: it finds one, or the request is for another device.
     """
@@ -128,24 +127,8 @@ def slow_choice(request: AttentionRequest, *, dropout_key: str = "model.attentio
     return (
         f"attention ({request}) is left to {resolve_backend('auto', request)}, which reads segment lengths on the "
         f"host and so waits for the GPU in every layer and pass, and calls a kernel for each group of segments "
-        f"({reasons}). {_remedies(request, dropout_key)}"
+        f"({reasons}). What may help: training.precision=bf16_autocast, flash-attn (docs/gpu.md), {dropout_key}=0"
     )
-
-
-def _remedies(request: AttentionRequest, dropout_key: str) -> str:
-    """Returns the changes that would give the request a fused kernel, each by itself."""
-    ways = []
-    half = replace(request, dtype=torch.bfloat16)
-    if _fused_unavailable_reason(half) is None:
-        precision = ["set training.precision=bf16_autocast"] if _fused_unavailable_reason(request) is not None else []
-        package = [] if resolve_backend("auto", half) in FUSED else ["install flash-attn (docs/gpu.md)"]
-        ways.append(" and ".join([*precision, *package]))
-    if request.dropout and resolve_backend("auto", replace(request, dropout=False)) in FUSED:
-        ways.append(f"set {dropout_key}=0")
-    if not ways:
-        return "This GPU has no faster kernel for it"
-    remedy = ", or ".join(ways)
-    return remedy[:1].upper() + remedy[1:]
 
 
 def _serves_everything(request: AttentionRequest) -> str | None:
@@ -238,5 +221,4 @@ _RULES: dict[str, Callable[[AttentionRequest], str | None]] = {
     "flash": _flash_unavailable_reason,
     "flash4": _flash4_unavailable_reason,
     "flex": _flex_unavailable_reason,
-    "dense_mask": _serves_everything,
 }

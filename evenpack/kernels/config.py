@@ -4,18 +4,13 @@ from typing import Literal
 
 from evenpack.config import Section
 
-WHOLE_ROWS = ("dense_mask",)
-"""Backends that compute the scores of all pairs of a row's slots, and so need rows of equal length."""
-
 
 class AttentionConfig(Section):
     """The kernel that computes attention over packs, and whether sequences of a pack attend to each other."""
 
-    backend: Literal["auto", "reference", "sdpa", "varlen", "flash", "flash4", "flex", "dense_mask"] = "auto"
+    backend: Literal["auto", "reference", "sdpa", "varlen", "flash", "flash4", "flex"] = "auto"
     """Kernel that computes attention. `auto` chooses the fastest available one and logs the choice; a named one that is
-    not available is an error. `flash4`, FlashAttention 4, is taken by name only. `dense_mask`, for comparison, computes
-    the scores of complete rows and masks other sequences, as PackedBERT does: it needs rows of equal length, so any
-    layout except `unpadded`."""
+    not available is an error. `flash4`, FlashAttention 4, is taken by name only."""
     on_slow_backend: Literal["warn", "error"] = "warn"
     """What a run on GPUs does if only `sdpa` is left for `auto`, which makes the host wait for the device in every
     layer: it logs a warning with the remedies, or refuses to start. CPUs have no faster kernel."""

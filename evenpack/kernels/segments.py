@@ -30,8 +30,6 @@ class Segments:
     """Whether position i sees j <= i only."""
     alibi_slopes: Float[Tensor, " H"] | None = None
     """One per head; -slope * |i - j| is added to the scores (Press et al. 2022, arXiv:2108.12409)."""
-    row_slots: int | None = None
-    """Slots of a row, whose end no segment crosses, for backends that compute whole rows; None: all slots are one."""
 
     @classmethod
     def of_batch(
@@ -43,7 +41,6 @@ class Segments:
             max_sequence_length=batch.max_sequence_length,
             causal=causal,
             alibi_slopes=alibi_slopes,
-            row_slots=batch.row_slots,
         )
 
 

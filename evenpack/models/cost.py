@@ -92,26 +92,13 @@ def useful_work(batch: "PackedBatch") -> Work:
 def performed_work(batch: "PackedBatch") -> Work:
     """Returns the work on all slots, padding included, and on all rows of the heads; synchronises with the device."""
     lengths = batch.cu_seqlens.diff().long()
-    pairs = total_pairs_within(lengths.cpu().numpy(), batch.pairs_within) if batch.pairs_within else {}
-    return _work_on_all_slots(batch, squared_lengths=int((lengths * lengths).sum()), pairs_within=pairs)
-
-
-def work_on_whole_rows(batch: "PackedBatch", *, causal: bool) -> Work:
-    """Returns the same where attention computes all pairs of a row's slots, and masks those that are not to be seen."""
-    pairs = batch.slots * batch.row_slots
-    # A causal model's operations are counted for half of a square and half of its diagonal: here nothing is skipped.
-    pairs = 2 * pairs - batch.slots if causal else pairs
-    return _work_on_all_slots(batch, squared_lengths=pairs, pairs_within=dict.fromkeys(batch.pairs_within, pairs))
-
-
-def _work_on_all_slots(batch: "PackedBatch", *, squared_lengths: int, pairs_within: Mapping[int, int]) -> Work:
-    pairs = batch.targets.get(NEXT_SENTENCE.name)
+    next_sentences = batch.targets.get(NEXT_SENTENCE.name)
     return Work(
         slots=batch.slots,
-        squared_lengths=squared_lengths,
+        squared_lengths=int((lengths * lengths).sum()),
         head_slots=batch.head_rows,
-        sequences=0 if pairs is None else pairs.labels.shape[0],
-        pairs_within=pairs_within,
+        sequences=0 if next_sentences is None else next_sentences.labels.shape[0],
+        pairs_within=total_pairs_within(lengths.cpu().numpy(), batch.pairs_within) if batch.pairs_within else {},
     )
 
 

@@ -18,7 +18,7 @@ from evenpack.errors import ConfigError
 from evenpack.models.common.section import TransformerConfig
 
 if TYPE_CHECKING:
-    from evenpack.models.common.tensors import ForeignNames, HuggingFaceMapping
+    from evenpack.models.common.tensors import HuggingFaceMapping
 
 ENTRY_POINTS = "evenpack.model_families"
 
@@ -52,8 +52,6 @@ class ModelFamily:
     """The model's class, a `PackedTransformer`, as `module:name`; imported when a model is built."""
     huggingface: str | None
     """A `HuggingFaceMapping`, imported when weights are read or written; None: transformers has no such model."""
-    foreign: str | None
-    """`ForeignNames`, imported when weights of TensorFlow or NVIDIA are read; None: they cannot be read."""
 
     def __post_init__(self) -> None:
         """Checks the parts. Raises: ConfigError for parts that are missing or do not fit together."""
@@ -87,10 +85,6 @@ class ModelFamily:
     def load_huggingface(self) -> "HuggingFaceMapping | None":
         """Imports the mapping of transformers; None if there is none."""
         return None if self.huggingface is None else resolve_name(self.huggingface)
-
-    def load_foreign(self) -> "ForeignNames | None":
-        """Imports the names in other codes; None if there are none."""
-        return None if self.foreign is None else resolve_name(self.foreign)
 
 
 def family_of(config: TransformerConfig) -> ModelFamily:
@@ -161,7 +155,7 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 
 
 def _is_missing(field: str, value: object) -> bool:
-    return value in (None, (), "") and field not in ("huggingface", "foreign")
+    return value in (None, (), "") and field != "huggingface"
 
 
 def _origin(entry: EntryPoint) -> str:

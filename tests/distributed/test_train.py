@@ -176,7 +176,7 @@ def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
             world,
             batches,
             local,
-            exact_denominators(config.model, batches.counts),
+            exact_denominators(config.model.losses, batches.counts),
             stop=False,
             loader_seconds=0.0,
         )
@@ -198,7 +198,7 @@ def records_of_a_step(world: World, config: RunConfig) -> list[dict[str, Any]]:
     local = run.engine.train_step(0, batches.micro_batches)
     if not world.is_main:  # only that of rank 0 counts
         local = replace(local, gradient_norm=torch.tensor(math.inf))
-    denominators = exact_denominators(config.model, batches.counts)
+    denominators = exact_denominators(config.model.losses, batches.counts)
     totals = sum_over_ranks(world, batches, local, denominators, stop=False, loader_seconds=float(world.rank))
     return [
         step_record(run.start, 1, totals, learning_rate=0.5, step_seconds=2.0, peak_flops=peak) for peak in (1e9, None)

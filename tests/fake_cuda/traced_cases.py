@@ -12,7 +12,7 @@ from evenpack.models.families import find_family, known_families
 PRECISIONS = ("fp32", "bf16_autocast")
 LAYOUTS = ("packed", "unpadded", "padded")
 UPDATES = ("adamw", "lamb", "adamw_zero1")
-BACKENDS = ("reference", "sdpa", "varlen", "flash", "flex", "dense_mask")
+BACKENDS = ("reference", "sdpa", "varlen", "flash", "flex")
 
 EXPECTED_WAITS = {
     "evenpack.kernels.sdpa.attend": 1.0,
@@ -60,9 +60,7 @@ class Case:
 
     @property
     def can_be(self) -> bool:
-        """Whether the backend serves it, by the table of `kernels/capabilities.py` and the rows of the layout."""
-        if self.backend == "dense_mask" and self.layout == "unpadded":
-            return False
+        """Whether the backend serves it, by the table of `kernels/capabilities.py`."""
         return can_serve(self.backend, precision=self.precision, positions=self.positions, dropout=self.dropout)
 
 

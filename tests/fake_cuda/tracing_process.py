@@ -102,8 +102,6 @@ def attended_squares(case, batch):
     """Scores that the backend computes for each head as plain matrix products; None where it is an operator."""
     if case.backend == "reference":
         return batch.slots**2
-    if case.backend == "dense_mask":
-        return batch.slots * batch.row_slots
     if case.backend == "sdpa":
         lengths = tuple(batch.cu_seqlens.diff().tolist())
         windows = plan_groups(

@@ -25,7 +25,6 @@ from evenpack.engine.engine import LocalStep, Phase, TrainingEngine
 from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.errors import EvenpackError
 from evenpack.kernels.capabilities import FUSED
-from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.kernels.sdpa import plan_groups
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.loss_sums import exact_denominators
@@ -104,7 +103,7 @@ def trace_steps(
     plan_groups.cache_clear()  # its masks would be fake tensors of an earlier trace
     watch = Watch(
         product_dtype=_PRODUCT_DTYPES[config.training.precision],
-        wide_products=() if config.attention.backend in (*FUSED, *WHOLE_ROWS) else ("bmm",),
+        wide_products=() if config.attention.backend in FUSED else ("bmm",),
         expected_waits=expected_waits,
     )
     meter = MemoryMeter()

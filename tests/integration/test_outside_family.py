@@ -40,7 +40,6 @@ FAMILY = ModelFamily(
     recipes=("documents",),
     model="bigram_model:Bigram",
     huggingface=None,
-    foreign=None,
 )
 '''
 

@@ -546,10 +546,6 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (
-            ["attention.backend=dense_mask", "training.layout=unpadded"],
-            "attention.backend dense_mask computes whole rows, and training.layout unpadded has none of equal length",
-        ),
         (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false applies to packs alone"),
         (["model.reset_positions=false", "training.layout=unpadded"], "must be packed, found unpadded"),
         (

@@ -1,18 +1,19 @@
-"""Processes that load batches: their signals, and the messages when one of them, or its rank, ends."""
+"""Processes that load batches: their signals, and the message when one of them ends."""
 
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import util
-from types import FrameType, TracebackType
-from typing import Any
 
 from evenpack.errors import RunError
 from evenpack.worker_pool import QuickEnd, end_with_parent, make_sockets_without_files, remove_names
 
 _TORCH_MESSAGE = "DataLoader worker (pid"
+
+_SECONDS_TO_SIGNAL = 1.0
+"""Seconds from a lost connection to the signal that the process has ended."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -39,7 +40,6 @@ def begin_loader_process(_worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     make_sockets_without_files()  # for handing over batches: files would stay if this process is killed
-    sys.excepthook = _say_nothing_of_lost_connections
     threading.Thread(target=end_with_parent, daemon=True).start()
     QuickEnd().exit_code = 0  # the rank waits for this process at the end of a run
 
@@ -88,38 +88,9 @@ def explained_lost_loader() -> Iterator[None]:
         with explained_loader_deaths():
             yield
     except (ConnectionError, EOFError) as error:
-        _silence_next_death()
+        with suppress(RuntimeError):  # torch raises this death once more, when the signal of it arrives
+            time.sleep(_SECONDS_TO_SIGNAL)
         raise _death(f"the connection to it was lost ({type(error).__name__})") from error
-
-
-class _SilentOnce:
-    """Torch's handler of SIGCHLD, which does not raise the next death of a loader: it was explained already."""
-
-    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
-        self._handler = handler
-        self.is_silent = True
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        try:
-            self._handler(number, frame)
-        except RuntimeError as error:
-            if not self.is_silent or _TORCH_MESSAGE not in str(error):
-                raise
-            self.is_silent = False
-            handler = self._handler
-            if signal.getsignal(signal.SIGCHLD) is self:
-                signal.signal(signal.SIGCHLD, handler)
-
-
-def _silence_next_death() -> None:
-    """Lets torch's handler of SIGCHLD not raise a death that was explained before the handler saw it.
-
-    The handler stays, as it calls the one that was set before it; it raises one death of each DataLoader.
-    """
-    handler = signal.getsignal(signal.SIGCHLD)
-    waits_already = isinstance(handler, _SilentOnce) and handler.is_silent
-    if callable(handler) and not waits_already and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, _SilentOnce(handler))
 
 
 def _death(how: str) -> RunError:
@@ -127,14 +98,3 @@ def _death(how: str) -> RunError:
         f"a process that loads batches has died: {how}. The kernel kills it when memory runs out, or someone did: look "
         "at `dmesg`, take fewer of them (training.loader_workers of a run, workers of a Loader), and start again"
     )
-
-
-def _say_nothing_of_lost_connections(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Prints uncaught errors, but not that the rank has gone which was about to take a batch.
-
-    multiprocessing's thread that hands memory over calls this when its rank is killed; others explain that.
-    """
-    if not isinstance(error, ConnectionError | EOFError):
-        sys.__excepthook__(kind, error, trace)

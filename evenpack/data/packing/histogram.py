@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, SupportsIndex, get_args
+from typing import Literal, SupportsIndex, get_args
 
 import numpy as np
 from jaxtyping import Int64
@@ -26,16 +26,19 @@ LongPolicy = Literal["error", "truncate", "drop", "split"]
 class LengthHistogram:
     """Counts of sequences by length; `counts[i]` belongs to length i + 1.
 
-    Raises: PackingError for anything but a list of integers, for a negative count, where there is no sequence at all,
-    or for 2**62 tokens and more.
+    Raises: PackingError for anything but whole numbers of 0 to 2**63 - 1, with the first one that is none and its
+    length; where there is no sequence at all; or for 2**62 tokens and more.
     """
 
     counts: Int64[np.ndarray, " longest"]
-    """Counts, which may end in zeros. Narrower integers are converted to int64."""
+    """Counts, which may end in zeros. Numbers of other types are converted to int64."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "counts", as_counts(self.counts))
-        _refuse_wrong_counts(self.counts)
+        counts = numbers(self.counts, "length")
+        if (wrong := first_wrong(counts, least=0, most=MOST_SEQUENCES)) is not None:
+            index, expected = wrong
+            raise PackingError(f"a count of sequences must be {expected}; length {index + 1} has {counts[index]}")
+        object.__setattr__(self, "counts", counts.astype(np.int64, copy=False))
         if not self.counts.any():
             raise PackingError("there is no sequence to pack: the histogram is empty; check that the source has text")
 
@@ -73,13 +76,8 @@ class LengthHistogram:
 
     @classmethod
     def from_counts(cls, counts: np.ndarray | Sequence[int | float]) -> "LengthHistogram":
-        """Returns the histogram of plain counts; index i counts the sequences of length i + 1.
-
-        Raises: PackingError with the first entry that is not a whole number of 0 to 2**63 - 1, and its length.
-        """
-        values = numbers(counts, "length")
-        _refuse_wrong_counts(values)
-        return cls(counts=values.astype(np.int64))
+        """Returns the histogram of plain counts; index i counts the sequences of length i + 1."""
+        return cls(counts=numbers(counts, "length"))
 
     @property
     def sequences(self) -> int:
@@ -179,25 +177,6 @@ def first_wrong(values: np.ndarray, *, least: int, most: int) -> tuple[int, str]
     return index, f"{least} or more" if value < least else f"{most} or less"
 
 
-def as_counts(counts: Any) -> Int64[np.ndarray, " longest"]:
-    """Returns a one-dimensional array of integers that fit into int64. Raises: PackingError for anything else."""
-    is_list = isinstance(counts, np.ndarray) and counts.ndim == 1
-    if is_list and counts.dtype.kind in "iu" and np.can_cast(counts.dtype, np.int64):
-        converted: Int64[np.ndarray, " longest"] = counts.astype(np.int64, copy=False)
-        return converted
-    raise PackingError(
-        "the counts of a histogram are an array of integers that fit into int64, one for each length; found "
-        f"{counts!r:.60}. LengthHistogram.from_counts takes lists and whole numbers of any type"
-    )
-
-
-def _refuse_wrong_counts(counts: np.ndarray) -> None:
-    wrong = first_wrong(counts, least=0, most=MOST_SEQUENCES)
-    if wrong is not None:
-        index, expected = wrong
-        raise PackingError(f"a count of sequences must be {expected}; length {index + 1} has {counts[index]}")
-
-
 def whole(name: str, value: object, unit: str) -> int:
     """Returns the value. Raises: PackingError for anything but a whole number of 1 or more; True is none."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < 1:
@@ -213,10 +192,6 @@ def numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.ndar
         raise PackingError(
             f"expected one whole number for each {of_each}, found {type(values).__name__} {values!r:.60} ({error})"
         ) from error
-    if array.ndim == 1 and array.dtype.kind == "O":
-        for index, value in enumerate(array):
-            if not isinstance(value, int | float):
-                raise PackingError(f"expected one whole number for each {of_each}, found {value!r} at index {index}")
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iuf"):
         raise PackingError(
             f"expected one whole number for each {of_each}, found an array of {array.dtype} with shape {array.shape}"

@@ -3,8 +3,7 @@
     OUTPUT_DIR            the newest complete checkpoint of that run
     step_000100/          that checkpoint
     FOLDER/config.json    of transformers, of a kind that a family here computes, with model.safetensors
-    PREFIX.index          of TensorFlow, of a kind whose names a family here defines, with PREFIX.data-...
-    FILE.pt               a state dict of PyTorch, of such a kind
+    PREFIX.index          of TensorFlow, of a BERT, with PREFIX.data-...
 
 Optimizer state, step and order of data are not taken.
 """

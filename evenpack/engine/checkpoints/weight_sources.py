@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,14 +26,13 @@ from evenpack.models.build import Model
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.tensors import NamedWeights, TensorName
 from evenpack.models.foreign.tensor_bundle import INDEX
-from evenpack.models.foreign.torch_file import SUFFIXES
-from evenpack.models.foreign.weights import read_nvidia, read_tensorflow
+from evenpack.models.foreign.weights import read_tensorflow
 from evenpack.models.huggingface import from_huggingface, mapping_of, read_huggingface
 
 _CONFIG_FILE = "config.json"
 _ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
-_READERS = {"TensorFlow": read_tensorflow, "PyTorch": read_nvidia}
+_STATE_DICTS = (".pt", ".pth", ".bin")
 
 
 class WeightSource(ABC):
@@ -120,22 +118,21 @@ class TransformersFolder(DescribedWeights):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeignCheckpoint(WeightSource):
-    """A checkpoint with weights alone, of TensorFlow, or saved by NVIDIA's code with PyTorch."""
+class TensorFlowCheckpoint(WeightSource):
+    """A checkpoint of TensorFlow, with weights alone."""
 
     path: Path
-    """Path, without `.index` for TensorFlow."""
-    written_by: Literal["TensorFlow", "PyTorch"]
+    """Path without `.index`."""
 
     def __str__(self) -> str:
-        return f"{self.path} ({self.written_by})"
+        return f"{self.path} (TensorFlow)"
 
     @property
     def tokenizer_dir(self) -> Path:
         return self.path.parent
 
     def read(self, model: Model) -> NamedWeights:
-        return _READERS[self.written_by](self.path, model)
+        return read_tensorflow(self.path, model)
 
 
 def find_weights(path: Path) -> WeightSource:
@@ -154,15 +151,18 @@ def find_weights(path: Path) -> WeightSource:
         return TransformersFolder(path=path)
     prefix = path.with_suffix("") if path.suffix == INDEX else path
     if Path(f"{prefix}{INDEX}").is_file():
-        return ForeignCheckpoint(path=prefix, written_by="TensorFlow")
-    if path.is_file() and path.suffix in SUFFIXES:
-        return ForeignCheckpoint(path=path, written_by="PyTorch")
+        return TensorFlowCheckpoint(path=prefix)
     raise CheckpointError(
         f"expected a run's output_dir (with {CHECKPOINTS}/), one checkpoint (step_..., with {MANIFEST}), a folder of "
-        f"transformers (with {_CONFIG_FILE} and model.safetensors), a checkpoint of TensorFlow (a path to which "
-        f"{INDEX} is added), or a state dict of PyTorch ({', '.join(SUFFIXES)}); {path} "
-        + ("holds none of these" if path.exists() else "does not exist")
+        f"transformers (with {_CONFIG_FILE} and model.safetensors) or a checkpoint of TensorFlow (a path to which "
+        f"{INDEX} is added); {path} {_describe_path(path)}"
     )
+
+
+def _describe_path(path: Path) -> str:
+    if path.suffix in _STATE_DICTS and path.is_file():
+        return "is a state dict of PyTorch: load it with transformers and save the model (docs/starting_weights.md)"
+    return "holds none of these" if path.exists() else "does not exist"
 
 
 def _whole(path: Path) -> Checkpoint:

@@ -27,7 +27,7 @@ FREE_SHARE = Fraction(1, 10)
 """Part of a device that is left for what the estimate lacks: the context, NCCL's buffers, fragmentation. An assumption:
 it was not measured."""
 
-_KEEP_PAIRS = ("reference", "sdpa", "dense_mask")
+_KEEP_PAIRS = ("reference", "sdpa")
 """Backends that keep scores or masks of pairs of slots."""
 
 

@@ -53,7 +53,7 @@ def build_denominators(config: RunConfig, prepared: PreparedData, shape: StepSha
     For `micro_batch`, give the counts of the micro-batch (`TrainingEngine.denominators_of`).
     """
     if config.model.denominators != "expected":
-        return partial(exact_denominators, config.model)
+        return partial(exact_denominators, config.model.losses)
     item = average_item(prepared, shape.batching)
     if prepared.config.has_stored_masks:
         targets_of_a_full_pack = _stored_masks_of_an_item(prepared, shape.batching) / item.fill

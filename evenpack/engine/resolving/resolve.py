@@ -27,7 +27,6 @@ from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_
 from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch, stages_of
 from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle_prepared
 from evenpack.errors import ConfigError, DataError
-from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import study_switches
 
 if TYPE_CHECKING:
@@ -298,9 +297,7 @@ class ResolvedRun:
         except that of packs.
         """
         rows = self.config.evaluation_packs_per_micro_batch
-        layout = self.shape.layout
-        if layout == "padded":
-            layout = "packed" if self.config.attention.backend in WHOLE_ROWS else "unpadded"
+        layout = "unpadded" if self.shape.layout == "padded" else self.shape.layout
         return replace(
             self.shape,
             batching="packs",

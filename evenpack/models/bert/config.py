@@ -81,5 +81,4 @@ BERT = ModelFamily(
     recipes=("sentence_pairs", "masked_pairs", "documents", "concat"),
     model="evenpack.models.bert.model:Bert",
     huggingface="evenpack.models.bert.huggingface:BERT_MAPPING",
-    foreign="evenpack.models.bert.foreign:BERT_FOREIGN_NAMES",
 )

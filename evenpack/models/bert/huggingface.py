@@ -15,22 +15,23 @@ from evenpack.models.bert.model import Bert
 from evenpack.models.common.layers import BERT_NORM_EPSILON
 from evenpack.models.common.section import FEED_FORWARD_RATIO
 from evenpack.models.common.tensors import (
-    ConfigFile,
     HuggingFaceMapping,
     Size,
     TaskModel,
     TensorName,
+    UsualConfigFile,
     check_config,
     checked,
     renamed,
     untied,
+    usual_values,
 )
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 
 _EMBEDDINGS = "bert.embeddings."
-WORD_EMBEDDINGS = f"{_EMBEDDINGS}word_embeddings.weight"
+_WORD_EMBEDDINGS = f"{_EMBEDDINGS}word_embeddings.weight"
 _DECODER = "cls.predictions.decoder."
-DECODER_BIAS = "cls.predictions.bias"
+_DECODER_BIAS = "cls.predictions.bias"
 _NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 
 _ENCODER = (_EMBEDDINGS, "bert.encoder.")
@@ -48,10 +49,10 @@ _CONSTANTS = (f"{_EMBEDDINGS}position_ids", f"{_EMBEDDINGS}token_type_ids")
 """Tensors that old checkpoints carry besides the weights."""
 
 _SINGLE_TENSORS = {
-    "token_embedding.weight": WORD_EMBEDDINGS,
+    "token_embedding.weight": _WORD_EMBEDDINGS,
     "positions.table.weight": f"{_EMBEDDINGS}position_embeddings.weight",
     "token_type_embedding.weight": f"{_EMBEDDINGS}token_type_embeddings.weight",
-    "masked_token_head.decoder_bias": DECODER_BIAS,
+    "masked_token_head.decoder_bias": _DECODER_BIAS,
 }
 
 _LAYERS = {
@@ -86,14 +87,8 @@ _FIXED_ARCHITECTURE = {
 """Keys of config.json for which our model has only one value, which is also transformers' default."""
 
 
-class _ConfigFile(ConfigFile):
-    vocab_size: Size
-    hidden_size: Size
-    num_hidden_layers: Size
-    num_attention_heads: Size
-    max_position_embeddings: Size
+class _ConfigFile(UsualConfigFile):
     type_vocab_size: Size
-    intermediate_size: Size
 
 
 def tensor_names(model: Bert) -> list[TensorName]:
@@ -111,40 +106,27 @@ def tensor_names(model: Bert) -> list[TensorName]:
 def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the trained tensors that `model` has, each once, under the names of today's transformers.
 
-    Raises: as `without_duplicates`.
+    Raises: CheckpointError if the decoder is not the token embedding or has two biases.
     """
-    found = without_duplicates(weights)
+    found = {_current_name(name): tensor for name, tensor in weights.items() if name not in _CONSTANTS}
+    if _DECODER_BIAS not in found and f"{_DECODER}bias" in found:
+        found[_DECODER_BIAS] = found[f"{_DECODER}bias"]
+    untied(found, f"{_DECODER}bias", _DECODER_BIAS)
+    untied(found, f"{_DECODER}weight", _WORD_EMBEDDINGS)
     if model.next_sentence_head is None:
         found = {name: tensor for name, tensor in found.items() if not name.startswith(_NEXT_SENTENCE)}
     return found
 
 
-def without_duplicates(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the trained tensors, each once, under the names of today's transformers.
-
-    Raises: CheckpointError if the decoder is not the token embedding or has two biases.
-    """
-    found = {_current_name(name): tensor for name, tensor in weights.items() if name not in _CONSTANTS}
-    if DECODER_BIAS not in found and f"{_DECODER}bias" in found:
-        found[DECODER_BIAS] = found[f"{_DECODER}bias"]
-    untied(found, f"{_DECODER}bias", DECODER_BIAS)
-    untied(found, f"{_DECODER}weight", WORD_EMBEDDINGS)
-    return found
-
-
 def config_values(model: Bert, padding_id: int) -> dict[str, Any]:
     """Returns the content of config.json."""
-    shape, dropout = model.config.shape, model.config.dropout
+    dropout = model.config.dropout
     architecture = "BertForMaskedLM" if model.next_sentence_head is None else "BertForPreTraining"
     return _FIXED_ARCHITECTURE | {
         "architectures": [architecture],
-        "vocab_size": model.vocabulary_size,
-        "max_position_embeddings": model.max_positions,
+        **usual_values(model),
         "type_vocab_size": model.config.token_types,
-        "hidden_size": shape["hidden_size"],
-        "num_hidden_layers": shape["layers"],
-        "num_attention_heads": shape["heads"],
-        "intermediate_size": FEED_FORWARD_RATIO * shape["hidden_size"],
+        "intermediate_size": FEED_FORWARD_RATIO * model.config.shape["hidden_size"],
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": model.config.dropout_of_attention,
         "initializer_range": INITIAL_DEVIATION,
@@ -164,17 +146,8 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[BertConfig, dic
     inner = FEED_FORWARD_RATIO * found.hidden_size
     if found.intermediate_size != inner:
         raise CheckpointError(f"{origin}: intermediate_size must be {inner}, found {found.intermediate_size}")
-    section = {
-        "kind": "bert",
-        "max_positions": found.max_position_embeddings,
-        "token_types": found.type_vocab_size,
-        "layers": found.num_hidden_layers,
-        "hidden_size": found.hidden_size,
-        "heads": found.num_attention_heads,
-        "dropout": 0.0,
-    }
-    sizes = {"vocabulary_size": found.vocab_size, "max_positions": found.max_position_embeddings}
-    return checked(section, BertConfig, origin), sizes
+    section = {"kind": "bert", **found.section, "token_types": found.type_vocab_size, "dropout": 0.0}
+    return checked(section, BertConfig, origin), found.sizes
 
 
 def config_for_weights(config: BertConfig, names: Collection[str], origin: str) -> BertConfig:

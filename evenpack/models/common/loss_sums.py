@@ -20,8 +20,8 @@ Source: Krell et al. 2021 (Efficient Sequence Packing without Cross-contaminatio
 (loss per sequence) and T.6 (loss balancing).
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -46,17 +46,9 @@ Denominators = Mapping[str, float]
 """The numbers that divide the loss sums of a whole step over all ranks, by the loss's name; never zero."""
 
 
-@runtime_checkable
-class HasLosses(Protocol):
-    """A model or its section, which declares the losses that the model returns, the main one first."""
-
-    @property
-    def losses(self) -> tuple[Loss, ...]: ...
-
-
-def exact_denominators(model: HasLosses, step_counts: StepCounts) -> Denominators:
+def exact_denominators(losses: Iterable[Loss], step_counts: StepCounts) -> Denominators:
     """Returns the exact denominators: the counts summed over; a step without a target has loss 0 and gradient 0."""
-    return {loss.name: float(max(step_counts.of(loss.divided_by), 1)) for loss in model.losses}
+    return {loss.name: float(max(step_counts.of(loss.divided_by), 1)) for loss in losses}
 
 
 def expected_denominators(

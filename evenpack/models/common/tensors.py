@@ -1,7 +1,6 @@
 """The names of a model's tensors in other codes, and copies of them in both directions.
 
-A family describes its counterpart in transformers by a `HuggingFaceMapping`, and checkpoints that carry weights and
-nothing else by `ForeignNames`.
+A family describes its counterpart in transformers by a `HuggingFaceMapping`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -116,6 +115,38 @@ class ConfigFile(Section, extra="ignore"):
     """Base of the keys that a family reads from config.json; others are ignored."""
 
 
+_USUAL_SHAPE = {"layers": "num_hidden_layers", "hidden_size": "hidden_size", "heads": "num_attention_heads"}
+"""Keys of most models' config.json, by those of `TransformerConfig.shape`."""
+
+
+class UsualConfigFile(ConfigFile):
+    """The sizes, under the names that most models of transformers give them."""
+
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    max_position_embeddings: Size
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """The keys of a `model:` section that they give."""
+        shape = {ours: getattr(self, theirs) for ours, theirs in _USUAL_SHAPE.items()}
+        return shape | {"max_positions": self.max_position_embeddings}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the model's tables."""
+        return {"vocabulary_size": self.vocab_size, "max_positions": self.max_position_embeddings}
+
+
+def usual_values(model: Any) -> dict[str, Any]:
+    """Returns the sizes of a model as config.json has them, without `intermediate_size`."""
+    sizes = {"vocab_size": model.vocabulary_size, "max_position_embeddings": model.max_positions}
+    return sizes | {theirs: model.config.shape[ours] for ours, theirs in _USUAL_SHAPE.items()}
+
+
 class RopeParameters(Section):
     """Base of transformers' `rope_parameters`."""
 
@@ -190,20 +221,3 @@ class HuggingFaceMapping:
     is: config.json describes the model completely."""
     task_models: Mapping[str, TaskModel] = field(default_factory=dict)
     """The models with a task's head on an encoder, by what the head reads: `sequence`, `span`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForeignNames:
-    """The tensor names of one kind of model in TensorFlow and in NVIDIA's code for PyTorch, by transformers' names."""
-
-    vocabulary: tuple[str, ...]
-    """Tensors with a row for each vocabulary entry, by transformers' names. The first one identifies the kind."""
-    config_file: str
-    """Name of a file with the keys of transformers' config.json, which may be next to the checkpoint."""
-    tensorflow_name: Callable[[str], str]
-    """(transformers' name): the variable's name. Variables that end in `/kernel` are stored as input x output."""
-    from_nvidia: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    """(weights by NVIDIA's names): each trained tensor once, by transformers' names. Raises CheckpointError if one
-    occurs twice or tied ones differ."""
-    nvidia_vocabulary_multiple: int
-    """Multiple to which NVIDIA pads the rows of the vocabulary."""

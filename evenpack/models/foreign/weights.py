@@ -1,24 +1,33 @@
-"""Weights of TensorFlow's and NVIDIA's checkpoints, matched with a model.
+"""Weights of TensorFlow's checkpoints of a BERT, matched with a model.
 
-    file  ->  tensor_bundle.py or torch_file.py: tensors by their names there  ->  FAMILY/foreign.py: names  ->  here
+    file  ->  tensor_bundle.py: tensors by their names there  ->  here
 
-Such a checkpoint does not describe its model, so the model to be filled is what it is compared with.
+Such a checkpoint does not describe its model, so the model to be filled is what it is compared with. The MLPerf
+reference has Google's names.
+
+Source of the names: mlcommons/training, language_model/tensorflow/bert/modeling.py.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-
-from torch import Tensor
 
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.common.tensors import ForeignNames, NamedWeights, TensorName
-from evenpack.models.families import find_family, known_families
+from evenpack.models.common.tensors import NamedWeights, TensorName
 from evenpack.models.foreign.tensor_bundle import BundleEntry, TensorBundle
-from evenpack.models.foreign.torch_file import read_state_dict
 from evenpack.models.huggingface import mapping_of, read_description
+
+_KIND = "bert"
+_WORDS = "bert/embeddings/word_embeddings"
+_CONFIG_FILE = "bert_config.json"
+"""A file with the keys of transformers' config.json, which may be beside the checkpoint."""
+
+_NORM = {"weight": "gamma", "bias": "beta"}
+_MATRIX = {"weight": "kernel", "bias": "bias"}
+_OUTPUT = {"weight": "output_weights", "bias": "output_bias"}
 
 
 def read_tensorflow(prefix: Path, like: Model) -> NamedWeights:
@@ -28,74 +37,30 @@ def read_tensorflow(prefix: Path, like: Model) -> NamedWeights:
         prefix: path without `.index`.
         like: the model that is to be filled.
 
-    Raises: CheckpointError if it cannot be read or belongs to another family.
+    Raises: CheckpointError if it cannot be read or is not of a BERT.
     """
     bundle = TensorBundle(prefix)
-    foreign = _names_for(like, bundle.keys(), prefix, lambda foreign: foreign.tensorflow_name(foreign.vocabulary[0]))
+    if _WORDS not in bundle:
+        raise CheckpointError(
+            f"{prefix} has no {_WORDS}, by which a BERT would be known; it has {', '.join(sorted(bundle)[:3])} and such"
+        )
+    if like.config.kind != _KIND:
+        raise CheckpointError(
+            f"{prefix} is of a model with kind {_KIND}, this run has model.kind {like.config.kind}: make them alike, "
+            "or name other weights"
+        )
     slots, numbers = _slots(bundle.entries), [name for name, entry in bundle.entries.items() if not entry.shape]
     tensors = {name: bundle[name] for name in bundle if name not in slots and name not in numbers}
     aside = [f"optimizer state ({', '.join(sorted(set(slots.values())))})"] if slots else []
-    config, notes = _section(prefix.parent / foreign.config_file, like)
+    left = ", ".join([*aside, *numbers])
+    account = f"{len(tensors)} tensors used" + (f", {len(slots) + len(numbers)} ignored: {left}" if left else "")
+    config, notes = _section(prefix.parent / _CONFIG_FILE, like)
     return NamedWeights(
         config=config,
-        names=[_in_tensorflow(name, foreign) for name in mapping_of(like.config).tensor_names(like)],
+        names=[_in_tensorflow(name) for name in mapping_of(like.config).tensor_names(like)],
         tensors=tensors,
-        notes=(_account(tensors, len(slots) + len(numbers), [*aside, *numbers]), *notes),
+        notes=(account, *notes),
     )
-
-
-def read_nvidia(path: Path, like: Model) -> NamedWeights:
-    """Reads a state dict that torch saved, and leaves out the optimizer's state if the file has it.
-
-    Rows beyond the vocabulary are ignored where NVIDIA's code adds them: up to the next multiple, and no further.
-
-    Args:
-        like: the model that is to be filled.
-
-    Raises: CheckpointError if it cannot be read or belongs to another family.
-    """
-    state = read_state_dict(path)
-    foreign = _names_for(like, state.tensors, path, lambda foreign: foreign.vocabulary[0])
-    # A separate object for each name shows which ones were left out.
-    apart = {name: tensor.detach() for name, tensor in state.tensors.items()}
-    tensors = foreign.from_nvidia(apart)
-    kept = {id(tensor) for tensor in tensors.values()}
-    copies = [name for name, tensor in apart.items() if id(tensor) not in kept]
-    config, notes = _section(path.parent / foreign.config_file, like)
-    tensors, padded = _without_padding(tensors, foreign, like.vocabulary_size)
-    return NamedWeights(
-        config=config,
-        names=mapping_of(like.config).tensor_names(like),
-        tensors=tensors,
-        notes=(_account(tensors, len(copies) + len(state.beside), [*copies, *state.beside]), *padded, *notes),
-    )
-
-
-def _names_for(
-    like: Model, names: Collection[str], path: Path, first_name: Callable[[ForeignNames], str]
-) -> ForeignNames:
-    """Returns the names of the family to which the tensors belong, which must be the model's family."""
-    expected = []
-    for kind, foreign in _known_names():
-        if first_name(foreign) in names:
-            if kind != like.config.kind:
-                raise CheckpointError(
-                    f"{path} is of a model with kind {kind}, this run has model.kind {like.config.kind}: make them "
-                    "alike, or name other weights"
-                )
-            return foreign
-        expected.append(first_name(foreign))
-    raise CheckpointError(
-        f"{path} has no {' or '.join(expected)}, by which its kind of model would be known; it has "
-        f"{', '.join(sorted(names)[:3])} and such"
-    )
-
-
-def _known_names() -> Iterator[tuple[str, ForeignNames]]:
-    for kind in known_families():
-        foreign = find_family(kind).load_foreign()
-        if foreign is not None:
-            yield kind, foreign
 
 
 def _slots(entries: Mapping[str, BundleEntry]) -> dict[str, str]:
@@ -108,29 +73,20 @@ def _slots(entries: Mapping[str, BundleEntry]) -> dict[str, str]:
     return found
 
 
-def _in_tensorflow(name: TensorName, foreign: ForeignNames) -> TensorName:
-    theirs = tuple(foreign.tensorflow_name(each) for each in name.theirs)
+def _in_tensorflow(name: TensorName) -> TensorName:
+    theirs = tuple(_variable(each) for each in name.theirs)
     return replace(name, theirs=theirs, is_transposed=theirs[0].endswith("/kernel"))
 
 
-def _without_padding(
-    tensors: dict[str, Tensor], foreign: ForeignNames, vocabulary_size: int
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Returns the weights without rows that only pad the vocabulary, and a note that names these rows."""
-    filled_up = vocabulary_size + -vocabulary_size % foreign.nvidia_vocabulary_multiple
-    padded = [name for name in foreign.vocabulary if name in tensors and len(tensors[name]) == filled_up]
-    if filled_up == vocabulary_size or not padded:
-        return tensors, []
-    note = (
-        f"rows {vocabulary_size} to {filled_up - 1} of {' and '.join(padded)} taken for padding up to a multiple of "
-        f"{foreign.nvidia_vocabulary_multiple} and ignored"
-    )
-    return tensors | {name: tensors[name][:vocabulary_size] for name in padded}, [note]
-
-
-def _account(tensors: Mapping[str, Tensor], count: int, aside: Sequence[str]) -> str:
-    left = f", {count} ignored: {', '.join(aside)}" if aside else ""
-    return f"{len(tensors)} tensors used{left}"
+def _variable(name: str) -> str:
+    """Returns Google's name of the variable that transformers calls `name`; a `/kernel` is stored as input x output."""
+    layer, _, kind = name.rpartition(".")
+    path = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", layer).replace(".", "/")
+    if path.endswith("_embeddings"):
+        return path
+    is_output = path in ("cls/predictions", "cls/seq_relationship")
+    kinds = _NORM if path.endswith("LayerNorm") else _OUTPUT if is_output else _MATRIX
+    return f"{path}/{kinds[kind]}"
 
 
 def _section(config_file: Path, like: Model) -> tuple[TransformerConfig, list[str]]:

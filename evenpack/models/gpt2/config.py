@@ -33,5 +33,4 @@ GPT2 = ModelFamily(
     recipes=("documents", "concat", "padding"),
     model="evenpack.models.gpt2.model:Gpt2",
     huggingface="evenpack.models.gpt2.huggingface:GPT2_MAPPING",
-    foreign=None,
 )

@@ -82,5 +82,4 @@ LLAMA = ModelFamily(
     recipes=("documents", "concat", "padding"),
     model="evenpack.models.llama.model:Llama",
     huggingface="evenpack.models.llama.huggingface:LLAMA_MAPPING",
-    foreign=None,
 )

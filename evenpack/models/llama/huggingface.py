@@ -14,16 +14,17 @@ from torch import Tensor
 from evenpack.errors import CheckpointError
 from evenpack.models.common.section import ROTARY_BASE, RotaryScaling
 from evenpack.models.common.tensors import (
-    ConfigFile,
     HuggingFaceMapping,
     PlainRopeParameters,
     Positive,
     RopeParameters,
     Size,
     TensorName,
+    UsualConfigFile,
     check_config,
     checked,
     untied,
+    usual_values,
 )
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.llama.config import LlamaConfig
@@ -75,14 +76,8 @@ _AnyRopeParameters = Annotated[
 ]
 
 
-class _ConfigFile(ConfigFile):
-    vocab_size: Size
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Size
-    num_attention_heads: Size
+class _ConfigFile(UsualConfigFile):
     num_key_value_heads: Size | None = None
-    max_position_embeddings: Size
     rms_norm_eps: Positive
     tie_word_embeddings: StrictBool = False
     rope_theta: Positive = ROTARY_BASE
@@ -125,12 +120,9 @@ def config_values(model: Llama, end_of_text_id: int) -> dict[str, Any]:
     scaling = _scaling_values(rotary)
     return _FIXED_ARCHITECTURE | {
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": model.vocabulary_size,
+        **usual_values(model),
         "max_position_embeddings": positions,
-        "hidden_size": shape["hidden_size"],
         "intermediate_size": shape["feed_forward_size"],
-        "num_hidden_layers": shape["layers"],
-        "num_attention_heads": shape["heads"],
         "num_key_value_heads": shape["key_value_heads"],
         "head_dim": config.head_dim,
         "rms_norm_eps": config.norm_epsilon,
@@ -159,18 +151,14 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[LlamaConfig, di
         raise CheckpointError(f"{origin}: head_dim must be null or {head_dim}, found {values['head_dim']}")
     section = {
         "kind": "llama",
-        "max_positions": found.max_position_embeddings,
-        "layers": found.num_hidden_layers,
-        "hidden_size": found.hidden_size,
-        "heads": found.num_attention_heads,
+        **found.section,
         "key_value_heads": found.num_key_value_heads or found.num_attention_heads,
         "feed_forward_size": found.intermediate_size,
         "norm_epsilon": found.rms_norm_eps,
         **_rotations(found, values, origin),
         "tied_head": found.tie_word_embeddings,
     }
-    sizes = {"vocabulary_size": found.vocab_size, "max_positions": found.max_position_embeddings}
-    return checked(section, LlamaConfig, origin), sizes
+    return checked(section, LlamaConfig, origin), found.sizes
 
 
 _SCALING_NAMES = {

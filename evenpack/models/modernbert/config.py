@@ -67,5 +67,4 @@ MODERNBERT = ModelFamily(
     recipes=("documents", "concat"),
     model="evenpack.models.modernbert.model:ModernBert",
     huggingface="evenpack.models.modernbert.huggingface:MODERNBERT_MAPPING",
-    foreign=None,
 )

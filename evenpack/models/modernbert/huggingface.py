@@ -13,16 +13,17 @@ from evenpack.config import Section
 from evenpack.errors import CheckpointError
 from evenpack.models.common.section import ROTARY_BASE
 from evenpack.models.common.tensors import (
-    ConfigFile,
     HuggingFaceMapping,
     PlainRopeParameters,
     Positive,
     Size,
     TaskModel,
     TensorName,
+    UsualConfigFile,
     check_config,
     checked,
     untied,
+    usual_values,
 )
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 from evenpack.models.modernbert.config import ModernBertConfig
@@ -92,13 +93,7 @@ class _Rotations(Section):
     sliding_attention: PlainRopeParameters | None = None
 
 
-class _ConfigFile(ConfigFile):
-    vocab_size: Size
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Size
-    num_attention_heads: Size
-    max_position_embeddings: Size
+class _ConfigFile(UsualConfigFile):
     norm_eps: Positive = _DEFAULTS.norm_epsilon
     local_attention: Annotated[Size, Field(ge=2)] = 2 * _DEFAULTS.window
     global_attn_every_n_layers: Size = _DEFAULTS.global_every_layers
@@ -130,15 +125,11 @@ def config_values(model: ModernBert, padding_id: int) -> dict[str, Any]:
 
     Of special tokens the padding's id alone is known here; the tokenizer has the others.
     """
-    config, shape = model.config, model.config.shape
+    config = model.config
     return _FIXED_ARCHITECTURE | {
         "architectures": ["ModernBertForMaskedLM"],
-        "vocab_size": model.vocabulary_size,
-        "max_position_embeddings": model.max_positions,
-        "hidden_size": shape["hidden_size"],
-        "intermediate_size": shape["feed_forward_size"],
-        "num_hidden_layers": shape["layers"],
-        "num_attention_heads": shape["heads"],
+        **usual_values(model),
+        "intermediate_size": config.shape["feed_forward_size"],
         "norm_eps": config.norm_epsilon,
         "local_attention": 2 * config.window,
         _EVERY: config.global_every_layers,
@@ -175,10 +166,7 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[ModernBertConfi
     rotations = found.rope_parameters or _Rotations()
     section = {
         "kind": "modernbert",
-        "max_positions": found.max_position_embeddings,
-        "layers": found.num_hidden_layers,
-        "hidden_size": found.hidden_size,
-        "heads": found.num_attention_heads,
+        **found.section,
         "feed_forward_size": found.intermediate_size,
         "norm_epsilon": found.norm_eps,
         "window": found.local_attention // 2,
@@ -186,14 +174,13 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[ModernBertConfi
         "rotary_base": (rotations.full_attention or PlainRopeParameters()).base(found.global_rope_theta),
         "local_rotary_base": (rotations.sliding_attention or PlainRopeParameters()).base(found.local_rope_theta),
     }
-    sizes = {"vocabulary_size": found.vocab_size, "max_positions": found.max_position_embeddings}
     config = checked(section, ModernBertConfig, origin)
     if found.layer_types not in (None, _layer_types(config)):
         raise CheckpointError(
             f"{origin}: layer_types must be {_GLOBAL} in the first layer and then in every n-th, with {_LOCAL} in all "
             f"others; found {', '.join(map(str, found.layer_types or ()))}"
         )
-    return config, sizes
+    return config, found.sizes
 
 
 def config_for_weights(config: ModernBertConfig, names: Collection[str], origin: str) -> ModernBertConfig:

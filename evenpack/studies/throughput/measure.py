@@ -21,9 +21,8 @@ from evenpack.engine.resolving.cost_model import MeasuredOn
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import ModelConfig
-from evenpack.models.cost import Work, performed_work, step_flops, useful_work, work_on_whole_rows
+from evenpack.models.cost import performed_work, step_flops, useful_work
 from evenpack.models.families import family_of
 from evenpack.studies.cost_model_fit import MicroBatchTimes
 from evenpack.units import counted
@@ -197,12 +196,6 @@ class StepTimer:
             **self._over_ranks(batches),
         )
 
-    def _performed_work(self, batch: PackedBatch) -> Work:
-        config = self.run.config
-        if config.attention.backend in WHOLE_ROWS:
-            return work_on_whole_rows(batch, causal=family_of(config.model).causal)
-        return performed_work(batch)
-
     def _meet(self) -> None:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
@@ -220,7 +213,7 @@ class StepTimer:
                 vocabulary_size=self.run.prepared.vocabulary_size,
                 work=sum((of(batch) for batch in batches[1:]), of(batches[0])),
             )
-            for of in (useful_work, self._performed_work)
+            for of in (useful_work, performed_work)
         )
         mine = (sum(batch.slots for batch in batches), useful, performed, peak)
         slots, usefuls, performeds, peaks = zip(*self.world.all_gather(mine), strict=True)

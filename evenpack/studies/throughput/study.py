@@ -15,7 +15,6 @@ from evenpack.engine.parts.metrics_writer import peak_flops
 from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
-from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.progress import Progress
 from evenpack.studies.cost_model_fit import MicroBatchTimes, fit_cost_model
 from evenpack.studies.provenance import name_of_prepared
@@ -139,12 +138,7 @@ def study_throughput(
     rows = tuple(layout_row(timer, form, measured[form]) for form in options.layouts)
     origin = measured_on(run, world, layouts=options.layouts)
     model, refusal = None, None
-    if options.samples and config.attention.backend in WHOLE_ROWS:
-        refusal = (
-            f"attention.backend {config.attention.backend} computes whole rows, whatever lengths they hold: there is "
-            "no cost of lengths to fit"
-        )
-    elif options.samples:
+    if options.samples:
         steps = [step for form in options.layouts for step in measured[form]]
         singles = contender("unpadded/max_tokens", run, world)
         times = _sampled_times(timer, singles, options, progress)

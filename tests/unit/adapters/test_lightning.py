@@ -217,10 +217,10 @@ def test_a_host_that_counts_otherwise_or_changes_batches_is_refused(
     [
         ({"max_steps": -1, "max_epochs": 1}, "set max_steps in Lightning's Trainer"),
         ({"accumulate_grad_batches": 3}, "16 packs a step and rank cannot be divided into 3 micro_batches"),
-        ({"accumulate_grad_batches": 2, "limit_train_batches": 3}, r"limit_train_batches \(3\) cuts a step"),
+        ({"accumulate_grad_batches": 2, "limit_train_batches": 3}, r"limit_train_batches .*\(3\) cuts a step"),
         (
             {"accumulate_grad_batches": 2, "fast_dev_run": True},
-            r"fast_dev_run \(1 batches\) ends within a step .*give fast_dev_run=2",
+            r"fast_dev_run \(1\) cuts a step",
         ),
     ],
 )

@@ -400,7 +400,7 @@ def test_a_loader_that_reads_ahead_gives_the_trainer_the_same_steps(tmp_path: Pa
 
 
 DECISIONS = {
-    "label_smoothing_factor": "computed, for next tokens and masked ones; refused beside a loss of one's own",
+    "label_smoothing_factor": "refused",
     "average_tokens_across_devices": "needed where there are several processes",
     "use_liger_kernel": "proved with the model: its loss must be the sum over the targets of the step",
     "liger_kernel_config": "as use_liger_kernel",
@@ -419,55 +419,8 @@ def test_each_option_of_the_loss_has_its_decision() -> None:
     assert {name for name in names if re.search("loss|smooth|label|neftune|liger|token|nan", name)} == set(DECISIONS)
 
 
-class OwnName(LlamaForCausalLM):
-    """A model that transformers does not know by name, and so would not shift labels for."""
-
-
 def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
     return token_loss(outputs, labels, num_items_in_batch, shifts=True)
-
-
-SMOOTHING = 0.3
-
-
-def smoothed(log_probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of smoothed losses [N] of log-probabilities [N, V], by the definition."""
-    targets = log_probabilities.gather(1, labels[:, None]).sum()
-    return -(1 - SMOOTHING) * targets - SMOOTHING * log_probabilities.mean(1).sum()
-
-
-@pytest.mark.parametrize("name", slow_but(["llama"], ["llama", "own name", "bert"]))
-def test_labels_are_smoothed_as_of_documents_alone(name: str, tmp_path: Path) -> None:
-    model = ENCODERS["bert"]() if name == "bert" else tiny_llama()
-    if name == "own name":
-        model = OwnName(model.config)
-    loader = own_loader(objective=masks() if name == "bert" else None, micro_batches=2)
-    settings = {"label_smoothing_factor": SMOOTHING, "gradient_accumulation_steps": 2, "learning_rate": 0.0}
-    trainer = trainer_of(tmp_path, loader, model, max_steps=1, logging_steps=1, **settings)
-    total = 0.0
-    for batch in loader.batches_of(0):
-        given = plain_inputs(causal=name != "bert")(batch)
-        labels = given["labels" if name == "bert" else "shift_labels"][0]
-        for start, stop in pairwise(segment_starts(batch).tolist()):
-            used = labels[start:stop] != IGNORED
-            with torch.no_grad():
-                logits = model(input_ids=batch.tokens[None, start:stop]).logits[0]
-            total += float(smoothed(logits.log_softmax(-1)[used], labels[start:stop][used]))
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(total / loader.plan(0).counts.targets, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_labels_are_smoothed_as_the_option_says_when_training_begins(tmp_path: Path) -> None:
-    """It may change between trainings, as a search over hyperparameters does."""
-    settings = {"max_steps": 1, "logging_steps": 1, "learning_rate": 0.0}
-    trainer = trainer_of(tmp_path, own_loader(), label_smoothing_factor=0.2, **settings)
-    for smoothing in (0.2, 0.5, 0.0):
-        trainer.args.label_smoothing_factor = smoothing
-        trainer.train()
-        new = trainer_of(tmp_path, own_loader(), label_smoothing_factor=smoothing, **settings)
-        new.train()
-        assert trainer.state.log_history[0]["loss"] == new.state.log_history[0]["loss"]
 
 
 @pytest.mark.parametrize(
@@ -476,18 +429,22 @@ def test_labels_are_smoothed_as_the_option_says_when_training_begins(tmp_path: P
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha is for rows of one document"),
         ({"eval_strategy": "epoch", "eval_dataset": []}, "eval_strategy='epoch' would be the end alone.* 12 of them"),
         ({"save_strategy": "epoch", "logging_strategy": "epoch"}, "save_strategy, logging_strategy='epoch' would"),
-        ({"label_smoothing_factor": 0.1, "compute_loss_func": own_loss}, r"\(0.1\) and compute_loss_func are not"),
-        ({"label_smoothing_factor": 0.1, "router": True}, "the router's auxiliary loss .* are not computed together"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor is not computed on packs"),
     ],
 )
 def test_options_that_would_not_be_what_they_say_are_refused(
     settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    given = {key: settings.pop(key) for key in ("compute_loss_func", "eval_dataset") if key in settings}
-    model = tiny_llama()
-    model.config.output_router_logits = settings.pop("router", False)
+    given = {key: settings.pop(key) for key in ("eval_dataset",) if key in settings}
     with pytest.raises(evenpack.ConfigError, match=message):
-        PackTrainer(model=model, args=arguments(tmp_path, **settings), loader=own_loader(), **given)
+        PackTrainer(model=tiny_llama(), args=arguments(tmp_path, **settings), loader=own_loader(), **given)
+
+
+def test_an_option_of_the_loss_that_is_set_before_training_begins_is_refused_too(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, own_loader())
+    trainer.args.label_smoothing_factor = 0.1
+    with pytest.raises(evenpack.ConfigError, match="label_smoothing_factor is not computed on packs"):
+        trainer.train()
 
 
 def test_a_routers_auxiliary_loss_that_each_micro_batch_would_add_is_refused(tmp_path: Path) -> None:

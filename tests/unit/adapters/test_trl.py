@@ -190,13 +190,8 @@ def test_each_option_of_the_loss_has_its_decision() -> None:
     assert {name for name in names if re.search("loss|smooth|label|token|coef", name)} == set(DECISIONS)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"loss_type": "dft"}, pytest.param({"label_smoothing_factor": 0.3}, marks=pytest.mark.slow)]
-)
-def test_other_losses_are_those_of_examples_alone_and_tokens_those_of_the_plan(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
-    trainer = trainer_of(tmp_path, **settings | {"learning_rate": 0.0, "logging_steps": 1, "max_steps": 1})
+def test_another_loss_is_that_of_examples_alone_and_tokens_those_of_the_plan(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, loss_type="dft", learning_rate=0.0, logging_steps=1, max_steps=1)
     loader, model = trainer.loader, tiny_llama()
     total = 0.0
     for batch in loader.batches_of(0):
@@ -209,21 +204,13 @@ def test_other_losses_are_those_of_examples_alone_and_tokens_those_of_the_plan(
                 logits = model(input_ids=batch.tokens[None, start:stop], use_cache=False).logits[0]
             every = logits.log_softmax(-1)[used]
             chosen = every.gather(1, targets.labels[start:stop][used, None])
-            if "loss_type" in settings:
-                total -= float((chosen * chosen.exp()).sum())
-            else:
-                total -= float(0.7 * chosen.sum() + 0.3 * every.mean(1).sum())
+            total -= float((chosen * chosen.exp()).sum())
     trainer.train()
     (line, *_) = trainer.state.log_history
     counts = loader.plan(0).counts
     assert line["loss"] == pytest.approx(total / counts.targets, rel=1e-6)
     assert trainer._total_train_tokens == counts.tokens  # what TRL says beside evaluations
     assert line["num_tokens"] == counts.tokens < PACK_LENGTH * counts.packs
-
-
-def test_a_loss_that_would_not_be_smoothed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(evenpack.ConfigError, match=r"label_smoothing_factor \(0.1\) and loss_type='dft' are not comp"):
-        trainer_of(tmp_path, loss_type="dft", label_smoothing_factor=0.1)
 
 
 @pytest.mark.parametrize(

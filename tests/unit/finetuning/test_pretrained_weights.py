@@ -68,8 +68,6 @@ def test_weights_without_a_tokenizer_and_without_a_path_are_refused(tmp_path: Pa
 
 
 def test_weights_that_do_not_say_of_what_model_they_are_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "weights.pt").touch()
-    with pytest.raises(
-        CheckpointError, match=r"training\.initialize_from: .*weights\.pt \(PyTorch\) does not describe"
-    ):
-        read_pretrained(config(tmp_path, tmp_path / "weights.pt"))
+    (tmp_path / "model.ckpt-1.index").touch()
+    with pytest.raises(CheckpointError, match=r"training\.initialize_from: .*ckpt-1 \(TensorFlow\) does not describe"):
+        read_pretrained(config(tmp_path, tmp_path / "model.ckpt-1"))

@@ -169,16 +169,13 @@ def test_the_reference_sees_no_farther_than_the_window(causal: bool, window: int
 @pytest.mark.parametrize("lengths", MIXES.values(), ids=MIXES.keys())
 @pytest.mark.parametrize("window", [1, 16, 200])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("backend", ["sdpa", "dense_mask"])
-def test_backends_agree_with_the_reference_on_a_window(
-    backend: str, causal: bool, window: int, lengths: tuple[int, ...]
-) -> None:
+def test_sdpa_agrees_with_the_reference_on_a_window(causal: bool, window: int, lengths: tuple[int, ...]) -> None:
     expected = run("reference", lengths, causal=causal, alibi=False, window=window)
-    actual = run(backend, lengths, causal=causal, alibi=False, window=window)
+    actual = run("sdpa", lengths, causal=causal, alibi=False, window=window)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     with_bias = run("reference", lengths, causal=causal, alibi=True, window=window)
     torch.testing.assert_close(
-        run(backend, lengths, causal=causal, alibi=True, window=window), with_bias, rtol=1e-5, atol=1e-5
+        run("sdpa", lengths, causal=causal, alibi=True, window=window), with_bias, rtol=1e-5, atol=1e-5
     )
 
 
@@ -447,18 +444,14 @@ def test_the_rules_are_checked_for_all_that_the_call_needs(
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash, flash4, flex, dense_mask"
-    ):
+    with pytest.raises(BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash, flash4, flex"):
         resolve_backend("flashy", CPU_REQUEST)
 
 
 @pytest.mark.parametrize("name", ["varlen", "flash", "flash4"])
 def test_a_named_backend_that_cannot_serve_is_an_error_that_says_why_and_who_can(name: str) -> None:
     q, k, v = random_qkv(10)
-    with pytest.raises(
-        BackendError, match=rf"'{name}' cannot serve \(cpu, .*needs a CUDA device.*reference, sdpa, dense_mask$"
-    ):
+    with pytest.raises(BackendError, match=rf"'{name}' cannot serve \(cpu, .*needs a CUDA device.*reference, sdpa$"):
         packed_attention(q, k, v, segments((10,)), backend=name)
 
 
@@ -530,7 +523,7 @@ def test_a_broken_flash_attn_is_a_reason_and_auto_continues(
     with caplog.at_level(logging.INFO, logger="evenpack"):
         assert resolve_backend("auto", CUDA_REQUEST) == "varlen"
     assert "undefined symbol" in caplog.text
-    with pytest.raises(BackendError, match=r"undefined symbol.*reference, sdpa, varlen, dense_mask$"):
+    with pytest.raises(BackendError, match=r"undefined symbol.*reference, sdpa, varlen$"):
         resolve_backend("flash", CUDA_REQUEST)
 
 

@@ -9,7 +9,6 @@ import torch
 from batches import LAYOUTS, build_batch, random_sequences
 from masked_batches import build_masked_batch, random_pairs
 from pydantic import TypeAdapter
-from scored_tokens import next_token_logits
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig as TheirBertConfig
 from transformers import BertForMaskedLM, BertForPreTraining
@@ -27,7 +26,6 @@ from evenpack.models.cost import (
     performed_work,
     step_flops,
     useful_work,
-    work_on_whole_rows,
 )
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -127,16 +125,6 @@ def test_a_window_as_long_as_the_longest_sequence_costs_what_whole_sequences_cos
     assert flops[1] - flops[2] == 3 * 4 * 32 * (1 if causal else 2)
 
 
-def test_whole_rows_are_computed_within_windows_too():
-    """A backend that masks whole rows leaves out no pair of any layer."""
-    batch, _ = build_batch(
-        [random_sequences([5, 3], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=8, windows=(2,)
-    )
-    for causal in (True, False):
-        work = work_on_whole_rows(batch, causal=causal)
-        assert work.attended_pairs(causal=causal, window=2) == work.attended_pairs(causal=causal) == 8 * 8
-
-
 @pytest.mark.parametrize(
     ("windows", "expected"),
     [
@@ -187,28 +175,6 @@ def test_padding_changes_the_slots_and_nothing_that_is_useful():
         Work(slots=40, squared_lengths=5 * 8 * 8, head_slots=40, sequences=0),
         Work(slots=40, squared_lengths=88 + 8 * 8 + 2 * 2 + 8 * 8 + 4 * 4, head_slots=40, sequences=0),
     ]
-
-
-def counted_flops(model, batch):
-    """Returns torch's counts, separately for two-dimensional products (linear layers) and batched ones (attention)."""
-    with FlopCounterMode(display=False) as counter:
-        next_token_logits(model, batch).sum().backward()
-    counts = {str(operation): flops for operation, flops in counter.get_flop_counts()["Global"].items()}
-    linear = sum(flops for name, flops in counts.items() if name in ("aten.mm", "aten.addmm"))
-    return linear, sum(counts.values()) - linear
-
-
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_whole_rows_agree_with_torchs_counter(layout):
-    """Of each row all pairs are computed, whatever is masked then."""
-    packs = [random_sequences(lengths, vocabulary_size=VOCABULARY) for lengths in ([5, 3, 2], [7, 1])]
-    batch, _ = build_batch(packs, layout, max_sequence_length=8, pack_length=12)
-    model = Gpt2(SHAPE, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="dense_mask")
-    found = sum(counted_flops(model, batch))
-    work = work_on_whole_rows(batch, causal=True)
-    assert step_flops(SHAPE, vocabulary_size=VOCABULARY, work=work) == found
-    assert work_on_whole_rows(batch, causal=False).squared_lengths == batch.slots * {"packed": 12, "padded": 8}[layout]
-    assert replace(work, squared_lengths=0) == replace(performed_work(batch), squared_lengths=0)
 
 
 BERT = BertConfig(kind="bert", preset="tiny", layers=3, hidden_size=32, heads=4, dropout=0.0)

@@ -17,7 +17,7 @@ from evenpack.models.llama.config import LlamaConfig
 VOCABULARY = 67
 LONGEST = 40
 LENGTHS = [[40], [25, 9, 2, 1], [13, 13, 11], [3, 30]]
-CPU_BACKENDS = ("auto", "reference", "sdpa", "dense_mask")
+CPU_BACKENDS = ("auto", "reference", "sdpa")
 RELATIVE_TOLERANCE = 1e-5
 
 

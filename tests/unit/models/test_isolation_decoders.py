@@ -18,7 +18,7 @@ PACKS = {
     "short neighbours": [[5, 1, 9, 3, 2], [12, 4]],
     "long sequences": [[90, 70], [100, 3, 60]],
 }
-CPU_BACKENDS = ("auto", "reference", "sdpa", "dense_mask")
+CPU_BACKENDS = ("auto", "reference", "sdpa")
 SHAPE = {"preset": "tiny", "layers": 2, "hidden_size": 48}
 DECODERS = {
     "learned": Gpt2Config(kind="gpt2", positions="learned", heads=3, **SHAPE),

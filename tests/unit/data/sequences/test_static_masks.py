@@ -199,7 +199,7 @@ def loss_and_gradient(model: Bert, batches: Sequence[PackedBatch], counts: StepC
     model.zero_grad()
     loss = 0.0
     for batch in batches:
-        part = scaled_loss(model(batch), exact_denominators(model.config, counts), world_size=1, accumulation=1)
+        part = scaled_loss(model(batch), exact_denominators(model.config.losses, counts), world_size=1, accumulation=1)
         part.backward()
         loss += part.item()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

@@ -1,9 +1,7 @@
-"""A run starts with a checkpoint of TensorFlow or of NVIDIA's PyTorch code, or refuses it."""
+"""A run starts with a checkpoint of TensorFlow, or refuses it."""
 
-import argparse
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import torch
 from masked_batches import build_masked_batch, random_pairs
 from scored_tokens import masked_token_logits, next_sentence_logits
 from tensorflow_checkpoints import BERT, POSITIONS, SHAPE, SHARDS, VOCABULARY, copy_of, transformers_weights
-from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
 from evenpack.engine.checkpoints.initial_weights import initialize
@@ -94,89 +91,7 @@ def test_a_tensorflow_checkpoint_fills_the_model_and_accounts_for_each_tensor(
     assert told_of(caplog) == f"initialised from {BERT} (TensorFlow); {account}; {NO_HEADS}"
 
 
-def nvidia_weights(rows: int = VOCABULARY) -> dict[str, Tensor]:
-    """Returns weights in the form of DeepLearningExamples: layers with activations, tied decoder, padded vocabulary."""
-    weights = {
-        re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name): tensor
-        for name, tensor in transformers_weights().items()
-    }
-    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
-        filling = torch.full((rows - VOCABULARY, *weights[name].shape[1:]), -7.0)
-        weights[name] = torch.cat([weights[name], filling])
-    return weights | {"cls.predictions.decoder.weight": weights["bert.embeddings.word_embeddings.weight"]}
-
-
-def save(content: Any, path: Path) -> Path:
-    torch.save(content, path)
-    return path
-
-
-def wrapped(weights: dict[str, Tensor]) -> dict[str, Any]:
-    return {"model": weights, "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}}, "epoch": 2}
-
-
-def of_data_parallel(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"module.{name}": tensor for name, tensor in weights.items()}
-
-
-@pytest.mark.parametrize(
-    ("content", "account"),
-    [
-        (wrapped, "46 tensors used, 3 ignored: cls.predictions.decoder.weight, optimizer, epoch"),
-        (of_data_parallel, "46 tensors used, 1 ignored: cls.predictions.decoder.weight"),
-        (lambda weights: transformers_weights(), "46 tensors used"),
-    ],
-    ids=["wrapped", "module", "plain"],
-)
-def test_a_state_dict_of_pytorch_fills_the_model(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, content: Any, account: str
-) -> None:
-    caplog.set_level(logging.INFO)
-    path = save(content(nvidia_weights()), tmp_path / "ckpt_7038.pt")
-    model = make_model()
-    begin(model, path, tmp_path)
-    assert_outputs_are_transformers(model)
-    assert told_of(caplog) == f"initialised from {path} (PyTorch); {account}; {NO_HEADS}"
-
-
-def test_a_file_in_the_format_before_torch_1_6_is_read_too(tmp_path: Path) -> None:
-    path = tmp_path / "old.pt"
-    torch.save(wrapped(nvidia_weights()), path, _use_new_zipfile_serialization=False)
-    model = make_model()
-    begin(model, path, tmp_path)
-    assert_outputs_are_transformers(model)
-
-
-def test_rows_that_pad_the_vocabulary_to_a_multiple_of_8_are_named_and_ignored(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    caplog.set_level(logging.INFO)
-    path = save(wrapped(nvidia_weights(rows=208)), tmp_path / "ckpt.pt")
-    model = make_model()
-    begin(model, path, tmp_path)
-    assert_outputs_are_transformers(model)
-    assert (
-        "rows 203 to 207 of bert.embeddings.word_embeddings.weight and cls.predictions.bias taken for padding up to a "
-        "multiple of 8 and ignored"
-    ) in told_of(caplog)
-
-
-def test_entries_in_place_of_padding_are_recognised_by_the_vocabulary_file(tmp_path: Path) -> None:
-    path = save(nvidia_weights(rows=208), tmp_path / "ckpt.pt")
-    words = [f"word{number}" for number in range(208)]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "vocab.txt").write_text("\n".join(words[:VOCABULARY]))
-    assert "id 203 is 'word203' in one and None in the other" in refusal(make_model(), path, tmp_path)
-
-
-@pytest.mark.parametrize("rows", [204, 207, 216])
-def test_other_rows_beyond_the_vocabulary_are_another_vocabulary(tmp_path: Path, rows: int) -> None:
-    message = refusal(make_model(), save(nvidia_weights(rows=rows), tmp_path / "ckpt.pt"), tmp_path)
-    assert f"bert.embeddings.word_embeddings.weight: expected shape (203, 8), found ({rows}, 8)" in message
-
-
-def test_tensorflow_does_not_fill_up_so_more_rows_are_another_vocabulary(tmp_path: Path) -> None:
+def test_more_rows_are_another_vocabulary(tmp_path: Path) -> None:
     message = refusal(make_model(vocabulary_size=197), BERT, tmp_path)
     assert "bert/embeddings/word_embeddings: expected shape (197, 8), found (203, 8)" in message
     assert "cls/predictions/output_bias: expected shape (197,), found (203,)" in message
@@ -215,16 +130,21 @@ def test_one_missing_and_one_surplus_variable_are_named(tmp_path: Path, monkeypa
 
 def test_a_checkpoint_of_no_known_kind_says_how_one_would_be_known(tmp_path: Path) -> None:
     message = refusal(make_model(), SHARDS, tmp_path)
-    assert "has no bert/embeddings/word_embeddings, by which its kind of model would be known" in message
+    assert "has no bert/embeddings/word_embeddings, by which a BERT would be known" in message
     assert "it has beta1_power, beta2_power, brain and such" in message
-    message = refusal(make_model(), save({"weight": torch.zeros(2)}, tmp_path / "other.pt"), tmp_path)
-    assert "has no bert.embeddings.word_embeddings.weight, by which" in message
+
+
+def test_a_state_dict_of_pytorch_is_refused_with_the_way_to_have_it_read(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt_7038.pt"
+    torch.save(transformers_weights(), path)
+    message = refusal(make_model(), path, tmp_path)
+    assert f"{path} is a state dict of PyTorch: load it with transformers" in message
+    assert "docs/starting_weights.md" in message
 
 
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    for path in (BERT, save(nvidia_weights(), tmp_path / "ckpt.pt")):
-        message = refusal(make_model(kind="gpt2"), path, tmp_path)
-        assert f"{path} is of a model with kind bert, this run has model.kind gpt2: make them alike" in message
+    message = refusal(make_model(kind="gpt2"), BERT, tmp_path)
+    assert f"{BERT} is of a model with kind bert, this run has model.kind gpt2: make them alike" in message
 
 
 def test_a_configuration_beside_it_gives_the_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -252,39 +172,8 @@ def test_the_vocabulary_beside_the_checkpoint_is_compared(tmp_path: Path) -> Non
     assert "id 201 is 'word201' in one and 'word202' in the other" in refusal(make_model(), prefix, tmp_path)
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     prefix = copy_of(BERT, tmp_path / "theirs")
     data = Path(f"{prefix}.data-00000-of-00001")
     data.write_bytes(data.read_bytes()[:20_000])
     assert f"{data} is cut off: expected at least" in refusal(make_model(), prefix, tmp_path)
-    path = save(nvidia_weights(), tmp_path / "ckpt.pt")
-    content = bytearray(path.read_bytes())
-    place = content.index(transformers_weights()["bert.pooler.dense.weight"].numpy().tobytes())
-    content[place + 3] ^= 1
-    path.write_bytes(content)
-    assert f"{path} is damaged: the checksum of ckpt/data/" in refusal(make_model(), path, tmp_path)
-    path.write_bytes(content[: len(content) // 2])
-    assert f"{path} cannot be read as tensors and plain values" in refusal(make_model(), path, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"model": nvidia_weights(), "args": argparse.Namespace(a=1)}, "no code in a file is run"),
-        ([1, 2], "must hold a dict, found list"),
-        ({"state_dict": {"weight": torch.zeros(2)}}, "found state_dict (dict): save the model's state_dict() so"),
-        ({}, "found nothing"),
-    ],
-    ids=["class", "list", "wrapper", "empty"],
-)
-def test_a_file_that_is_no_state_dict_says_what_was_found(tmp_path: Path, content: Any, message: str) -> None:
-    assert message in refusal(make_model(), save(content, tmp_path / "ckpt.pt"), tmp_path)
-
-
-def test_tensors_that_are_there_twice_must_be_one(tmp_path: Path) -> None:
-    weights = nvidia_weights() | {"bert.pooler.dense.bias": torch.zeros(8)}
-    message = refusal(make_model(), save(weights, tmp_path / "ckpt.pt"), tmp_path)
-    assert "bert.pooler.dense.bias occurs twice, with `dense` and with `dense_act` in its name" in message
-    weights = nvidia_weights() | {"cls.predictions.decoder.weight": torch.zeros(VOCABULARY, 8)}
-    message = refusal(make_model(), save(weights, tmp_path / "ckpt.pt"), tmp_path)
-    assert "decoder.weight differs from bert.embeddings.word_embeddings.weight" in message

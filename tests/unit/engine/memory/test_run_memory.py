@@ -128,6 +128,6 @@ def test_pairs_that_came_with_masks_predict_as_many_as_their_recipe_allows() -> 
     assert micro_batch_size(config, many).head_rows == 8 * 100, "each sequence has at least one"
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "dense_mask"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_a_backend_that_keeps_scores_is_named(backend: str) -> None:
     assert f"{backend} keeps scores or masks" in memory_of(config_of(attention={"backend": backend})).notes[0]

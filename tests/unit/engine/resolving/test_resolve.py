@@ -59,14 +59,11 @@ def test_every_run_is_evaluated_on_isolated_sequences(config: RunConfig) -> None
     assert together.evaluation_shape.isolate
 
 
-@pytest.mark.parametrize(("backend", "layout"), [("auto", "unpadded"), ("dense_mask", "packed")])
-def test_a_padded_run_is_evaluated_in_rows_only_if_its_attention_needs_them(
-    config: RunConfig, backend: str, layout: str
-) -> None:
-    padded = open_run(changed(config, training={"layout": "padded"}, attention={"backend": backend}))
-    assert padded.evaluation_shape.layout == layout
-    unpadded = open_run(changed(config, training={"layout": "unpadded"}))
-    assert unpadded.evaluation_shape.layout == "unpadded"
+@pytest.mark.parametrize(
+    ("layout", "evaluated"), [("padded", "unpadded"), ("unpadded", "unpadded"), ("packed", "packed")]
+)
+def test_a_padded_run_is_evaluated_without_padding(config: RunConfig, layout: str, evaluated: str) -> None:
+    assert open_run(changed(config, training={"layout": layout})).evaluation_shape.layout == evaluated
 
 
 def test_without_a_cost_model_operations_decide_and_segments_cost_nothing(config: RunConfig) -> None:

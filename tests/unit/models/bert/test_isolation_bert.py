@@ -15,7 +15,7 @@ PACKS = {
     "short neighbours": [[5, 2, 9, 3, 2], [12, 4]],
     "long sequences": [[90, 70], [100, 3, 60]],
 }
-CPU_BACKENDS = ("auto", "reference", "sdpa", "dense_mask")
+CPU_BACKENDS = ("auto", "reference", "sdpa")
 
 
 class Probe:

@@ -15,14 +15,14 @@ LENGTHS = [3, 17, 2, 9, 1, 24, 5, 5, 11, 2, 2, 20, 7, 1, 13, 4]
 def test_the_scale_undoes_the_averages_of_ranks_and_micro_batches():
     sums = {"next_token": LossOutput(torch.tensor(30.0), torch.tensor(0))}
     counts = StepCounts(packs=8, sequences=8, tokens=48, targets=40)
-    loss = scaled_loss(sums, exact_denominators(CONFIG, counts), world_size=2, accumulation=4)
+    loss = scaled_loss(sums, exact_denominators(CONFIG.losses, counts), world_size=2, accumulation=4)
     assert loss.item() == 30.0 * 2 * 4 / 40
 
 
 def test_a_step_without_targets_has_loss_and_gradient_zero():
     model = Gpt2(Gpt2Config(kind="gpt2", preset="tiny"), vocabulary_size=VOCABULARY, max_positions=4)
     batch, _ = build_batch([[[5], [6]]], "packed", max_sequence_length=4)
-    loss = scaled_loss(model(batch), exact_denominators(CONFIG, batch.step_counts), world_size=1, accumulation=1)
+    loss = scaled_loss(model(batch), exact_denominators(CONFIG.losses, batch.step_counts), world_size=1, accumulation=1)
     loss.backward()
     assert loss.item() == 0.0
     assert not any(parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
@@ -41,7 +41,7 @@ def test_every_split_of_unequal_targets_gives_the_gradient_of_the_global_mean(wo
     expected = torch.autograd.grad(expected_loss, parameters)
 
     parts = world_size * accumulation
-    denominators = exact_denominators(CONFIG, whole.step_counts)
+    denominators = exact_denominators(CONFIG.losses, whole.step_counts)
     share, loss_mean = len(sequences) // parts, 0.0
     model.zero_grad()
     for part in range(parts):

@@ -20,7 +20,7 @@ from evenpack.models.modernbert.config import ModernBertConfig
 VOCABULARY = 61
 LONGEST = 40
 LENGTHS = ([40], [25, 9, 2, 3], [13, 13, 11], [3, 30])
-CPU_BACKENDS = ("auto", "reference", "sdpa", "dense_mask")
+CPU_BACKENDS = ("auto", "reference", "sdpa")
 SMALL = {"preset": "tiny", "layers": 5, "hidden_size": 48, "heads": 3, "feed_forward_size": 64, "window": 5}
 RELATIVE_TOLERANCE = 1e-5
 

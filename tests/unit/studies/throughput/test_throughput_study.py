@@ -26,13 +26,12 @@ from evenpack.studies.plotting import figure_as_png, require_plot
 from evenpack.studies.throughput import presentation, study
 from evenpack.studies.throughput.contenders import (
     FORMS,
-    changed,
     depth_contenders,
     run_to_measure,
 )
 from evenpack.studies.throughput.measure import MeasuredStep, Quartiles
 from evenpack.studies.throughput.presentation import plot_throughput, throughput_tables
-from evenpack.studies.throughput.study import LayoutRow, ThroughputOptions, ThroughputStudy, study_throughput
+from evenpack.studies.throughput.study import ThroughputOptions, ThroughputStudy, study_throughput
 
 SILENT = Progress(Console(), silent=True)
 
@@ -137,24 +136,6 @@ def test_a_study_can_be_shown_and_drawn(
     assert f"; 1 x {origin.device} " in drawn[0].footer
     measured_or_not = {"packing factor (computed)", "predicted: factor / (1 + overhead)", "realised (measured)"}
     assert measured_or_not <= set(drawn[0].labels)
-
-
-def operations(row: LayoutRow) -> float:
-    return row.performed_tflops.median * row.step_seconds.median
-
-
-def test_whole_rows_are_counted_as_they_are_computed_and_have_no_cost_of_lengths(
-    world: World, config: RunConfig
-) -> None:
-    dense = changed(config, attention={"backend": "dense_mask"})
-    given = options(layouts=("padded/arrival", "packed"), depths=(), rounds=1, warmup=0)
-    found = study_throughput(dense, world, given, progress=SILENT)
-    padded, packed = found.layouts
-    segments = study_throughput(config, world, replace(given, samples=0), progress=SILENT).layouts[1]
-    assert operations(padded) == pytest.approx(operations(packed))
-    assert operations(packed) > operations(segments)
-    assert found.cost_model is None
-    assert "attention.backend dense_mask computes whole rows" in (found.cost_model_refusal or "")
 
 
 @pytest.mark.slow
