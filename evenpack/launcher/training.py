@@ -20,7 +20,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
-from evenpack.errors import DataError
 from evenpack.files import read_json_object
 from evenpack.launcher.processes.hangs import HangLimits
 from evenpack.launcher.processes.start import LaunchPlan

@@ -168,8 +168,6 @@ def test_what_is_shown_before_the_run_is_what_it_draws(config: RunConfig):
         assert epochs[name] == pytest.approx(count / packs[name])
 
 
-
-
 def test_a_source_that_holds_nothing_out_is_reported_when_it_is_prepared(tmp_path: Path):
     texts = {"many": [text[:40] for text in sentences(80, seed=1)], "few": ["a single document"]}
     config = run_config(
