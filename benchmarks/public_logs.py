@@ -139,7 +139,7 @@ def read_intervals(path: Path) -> IntervalRates | None:
     if any("'seq/s'" in line or '"seq/s"' in line for line in lines):
         return None
     events: dict[str, list[dict[str, Any]]] = {}
-    for _, event in parse_events(path, lines):
+    for event in parse_events(path, lines):
         events.setdefault(event["key"], []).append(event)
     scores = events.get("eval_accuracy", [])
     if not scores:

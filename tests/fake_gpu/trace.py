@@ -135,7 +135,7 @@ def _engine(model: Model, config: RunConfig, meter: MemoryMeter) -> TrainingEngi
     quiet_deepspeed()
     world = World(rank=0, size=dist.get_world_size(), local_rank=0, device=DEVICE)
     with meter:
-        engine = TrainingEngine(model, config, world, denominators=partial(exact_denominators, config.model))
+        engine = TrainingEngine(model, config, world, denominators=partial(exact_denominators, config.model.losses))
     meter.count([*model.parameters(), *model.buffers()])
     return engine
 
