@@ -89,7 +89,9 @@ def training_engine(
         deepspeed={"zero_stage": zero_stage},
     )
     config = run_config(values)
-    return TrainingEngine(PackModel(width), config, world, denominators=partial(exact_denominators, config.model))
+    return TrainingEngine(
+        PackModel(width), config, world, denominators=partial(exact_denominators, config.model.losses)
+    )
 
 
 def batch_of(step: int, slot: int) -> PackedBatch:

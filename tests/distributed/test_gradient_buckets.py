@@ -37,7 +37,7 @@ def reduced(world: World, *, accumulation: int, overlaps: bool | None, unused: b
     unused: rank 1 alone computes no gradient of the position embedding.
     """
     config = run_config(Setting(accumulation=accumulation), ranks=world.size)
-    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model.losses))
     events: list[str] = []
     if overlaps is not None:
         engine.reduction = BucketedReduction(
@@ -109,7 +109,7 @@ def test_buckets_are_reduced_within_the_last_backward_pass_alone(
 def norms_of_one_rank(world: World) -> tuple[float, float, float]:
     """Returns the norm of the rank's own gradients, that before clipping, and the expected one."""
     config = run_config(Setting(accumulation=2), ranks=1)
-    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model.losses))
     engine.compute_gradients(0, micro_batches(rank=0, ranks=1, accumulation=2))
     expected = gradient_norm_of(engine.model)
     with pytest.MonkeyPatch.context() as patch:

@@ -79,7 +79,7 @@ def compare(world: World, setting: Setting, alone: np.ndarray) -> Report:
     """Trains with the engine; `alone` has all weights of `train_alone`."""
     config = lamb_config(setting, ranks=world.size)
     mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=setting.accumulation)
-    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model.losses))
     parameters = list(engine.model.parameters())
     start = [parameter.detach().double().clone() for parameter in parameters]
     follower = plain(config, engine.model)

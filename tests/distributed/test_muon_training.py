@@ -78,7 +78,9 @@ def measure(world: World, expected: dict[float | None, np.ndarray]) -> list[tupl
     found = []
     for clipping, alone in expected.items():
         config = muon_config(clipping, ranks=world.size, accumulation=2)
-        engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
+        engine = TrainingEngine(
+            make_model(), config, world, denominators=partial(exact_denominators, config.model.losses)
+        )
         parameters = list(engine.model.parameters())
         start = flat(parameters)
         for step in range(STEPS):

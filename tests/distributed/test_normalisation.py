@@ -139,7 +139,7 @@ def compare(world: World, config: RunConfig, setting: Setting, reference: Refere
     mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=setting.accumulation)
     gradients, norm, updated = (list(map(torch.from_numpy, arrays)) for arrays in reference)
     start = make_model()
-    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model.losses))
     seen = spy_on_gradients(engine)
     result = engine.train_step(0, mine)
     for step in range(1, updates(config)):
@@ -262,7 +262,7 @@ def naive_mean(world: World) -> float:
 def seeds_of_two_steps(world: World) -> list[int]:
     """Returns the random state at the start of each micro-batch of steps 0 and 1."""
     config = run_config(Setting(accumulation=2), ranks=world.size)
-    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model.losses))
     seen: list[int] = []
     engine.model.register_forward_pre_hook(lambda *_: seen.append(torch.initial_seed()))
     for step in (0, 1):

@@ -96,7 +96,7 @@ def largest_errors(world: World) -> dict[tuple[str, int], float]:
         for accumulation in ACCUMULATIONS:
             config = run_config(ranks=world.size, accumulation=accumulation, mlm_reduction=mlm_reduction)
             engine = TrainingEngine(
-                make_model(config), config, world, denominators=partial(exact_denominators, config.model)
+                make_model(config), config, world, denominators=partial(exact_denominators, config.model.losses)
             )
             engine.compute_gradients(0, micro_batches(world, accumulation=accumulation, mlm_reduction=mlm_reduction))
             engine.reduction.finish()
@@ -123,7 +123,7 @@ def plain_means(world: World) -> tuple[float, float, list[list[float]]]:
     definition, and from the exact mean, and the losses that were optimised, by rank.
     """
     config = run_config(ranks=world.size, accumulation=2, mlm_reduction="token", loss_balancing="micro_batch")
-    denominators = partial(exact_denominators, config.model)
+    denominators = partial(exact_denominators, config.model.losses)
     engine = TrainingEngine(make_model(config), config, world, denominators=denominators)
     batches = micro_batches(world, accumulation=2, mlm_reduction="token")
     loss_sums, _, _ = engine.compute_gradients(0, batches)
