@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, SupportsIndex, get_args
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 from jaxtyping import Int64
@@ -34,11 +34,7 @@ class LengthHistogram:
     """Counts, which may end in zeros. Numbers of other types are converted to int64."""
 
     def __post_init__(self) -> None:
-        counts = numbers(self.counts, "length")
-        if (wrong := first_wrong(counts, least=0, most=MOST_SEQUENCES)) is not None:
-            index, expected = wrong
-            raise PackingError(f"a count of sequences must be {expected}; length {index + 1} has {counts[index]}")
-        object.__setattr__(self, "counts", counts.astype(np.int64, copy=False))
+        object.__setattr__(self, "counts", _whole_counts(self.counts))
         if not self.counts.any():
             raise PackingError("there is no sequence to pack: the histogram is empty; check that the source has text")
 
@@ -77,7 +73,7 @@ class LengthHistogram:
     @classmethod
     def from_counts(cls, counts: np.ndarray | Sequence[int | float]) -> "LengthHistogram":
         """Returns the histogram of plain counts; index i counts the sequences of length i + 1."""
-        return cls(counts=numbers(counts, "length"))
+        return cls(counts=_whole_counts(counts))
 
     @property
     def sequences(self) -> int:
@@ -177,6 +173,15 @@ def first_wrong(values: np.ndarray, *, least: int, most: int) -> tuple[int, str]
     return index, f"{least} or more" if value < least else f"{most} or less"
 
 
+def _whole_counts(counts: Any) -> Int64[np.ndarray, " longest"]:
+    values = numbers(counts, "length")
+    if (wrong := first_wrong(values, least=0, most=MOST_SEQUENCES)) is not None:
+        index, expected = wrong
+        raise PackingError(f"a count of sequences must be {expected}; length {index + 1} has {values[index]}")
+    converted: Int64[np.ndarray, " longest"] = values.astype(np.int64, copy=False)
+    return converted
+
+
 def whole(name: str, value: object, unit: str) -> int:
     """Returns the value. Raises: PackingError for anything but a whole number of 1 or more; True is none."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < 1:
@@ -184,7 +189,7 @@ def whole(name: str, value: object, unit: str) -> int:
     return operator.index(value)
 
 
-def numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.ndarray:
+def numbers(values: Any, of_each: str) -> np.ndarray:
     """Returns `values` as a list of numbers of any type. Raises: PackingError for anything else."""
     try:
         array = np.asarray(values)

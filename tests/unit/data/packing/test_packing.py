@@ -324,12 +324,12 @@ def test_a_histogram_that_counts_nothing_or_less_is_refused(counts, message):
 )
 def test_counts_that_are_no_integers_are_refused(counts, message):
     with pytest.raises(PackingError, match=message):
-        LengthHistogram(counts=counts)
+        LengthHistogram.from_counts(counts)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.uint64, np.int64, ">i8", np.float16])
 def test_counts_of_any_whole_numbers_become_int64(kind):
-    counts = LengthHistogram(counts=np.array([0, 3, 5], dtype=kind)).counts
+    counts = LengthHistogram.from_counts(np.array([0, 3, 5], dtype=kind)).counts
     assert (counts.dtype, counts.tolist()) == (np.dtype(np.int64), [0, 3, 5])
 
 
