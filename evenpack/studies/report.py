@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from evenpack.console import Report, pairs, percent, table, text
 from evenpack.differences import as_text, flatten
-from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.reporting.metrics import METRICS, named_if_damaged, read_metrics
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import require_folder
@@ -94,8 +94,8 @@ class Comparison:
 def read_runs(output_dirs: Sequence[Path]) -> tuple[ReportedRun, ...]:
     """Reads what the runs have logged, also while they are on.
 
-    Raises: ConfigError for a run that is named twice; DataError for a directory without a log, a broken run.json, or if
-    no run has a step.
+    Raises: ConfigError for a run that is named twice; DataError for a directory without a log, a damaged record, a
+    broken run.json, or if no run has a step.
     """
     places = [path.resolve() for path in output_dirs]
     for place, path in zip(places, output_dirs, strict=True):
@@ -173,6 +173,8 @@ def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]
 
 def _read_run(output_dir: Path, label: str, record: RunRecord | None) -> ReportedRun:
     records = read_metrics(require_log(output_dir))
+    with named_if_damaged(output_dir / METRICS):
+        course = course_of(records)
     kind = None if record is None else record.config.get("model", {}).get("kind")
     return ReportedRun(
         label=label,
@@ -181,7 +183,7 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None) -> Reporte
         predicts_masked_tokens=find_family(kind).objective == "masked_tokens"
         if kind in known_families()
         else any(NEXT_SENTENCE.metric in one for one in records),
-        course=course_of(records),
+        course=course,
     )
 
 

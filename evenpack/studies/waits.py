@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from evenpack.console import Report, text
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
-from evenpack.engine.reporting.metrics import METRICS, read_metrics, trained_steps
+from evenpack.engine.reporting.metrics import METRICS, named_if_damaged, read_metrics, trained_steps
 from evenpack.engine.reporting.rank_waits import FIT_STEPS, LEARNING_STEPS, WARM_UP_STEPS, Kind
 from evenpack.engine.reporting.run_record import StartRecord, read_run_record
 from evenpack.errors import DataError
@@ -88,7 +88,8 @@ class WaitsOfRun:
 def read_waits(output_dir: Path) -> WaitsOfRun:
     """Reads the waits of a run, also while it is on.
 
-    Raises: DataError for a directory without a log, or a log without waits that are split, saying what would do.
+    Raises: DataError for a directory without a log, a damaged record, or a log without waits that are split, saying
+    what would do.
     """
     path = require_log(output_dir)
     record = read_run_record(output_dir)
@@ -100,22 +101,23 @@ def read_waits(output_dir: Path) -> WaitsOfRun:
             f"{WARM_UP_STEPS + FIT_STEPS + 1} of a start on, and at deepspeed.zero_stage 0 and 1: at 2 and 3 each "
             "backward pass waits for the other ranks within"
         )
-    ranks = int(split[-1]["world_size"])
-    starts = () if record is None else record.starts
-    gathered = [one for one in split if _lists_waits_of(one.get("ranks") or {}, ranks)]
-    by_rank = _by_rank(gathered, starts, ranks)
-    timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
-    return WaitsOfRun(
-        run=output_dir.name if record is None else str(record.config["run"]["name"]),
-        output_dir=output_dir,
-        ranks=ranks,
-        steps=len(timed),
-        split_steps=len(split),
-        parts=_parts(timed),
-        by_rank=by_rank,
-        episodes=_episodes(gathered, starts, ranks),
-        notes=tuple(_notes(by_rank, starts)),
-    )
+    with named_if_damaged(path):
+        ranks = int(split[-1]["world_size"])
+        starts = () if record is None else record.starts
+        gathered = [one for one in split if _lists_waits_of(one.get("ranks") or {}, ranks)]
+        by_rank = _by_rank(gathered, starts, ranks)
+        timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
+        return WaitsOfRun(
+            run=output_dir.name if record is None else str(record.config["run"]["name"]),
+            output_dir=output_dir,
+            ranks=ranks,
+            steps=len(timed),
+            split_steps=len(split),
+            parts=_parts(timed),
+            by_rank=by_rank,
+            episodes=_episodes(gathered, starts, ranks),
+            notes=tuple(_notes(by_rank, starts)),
+        )
 
 
 def require_log(output_dir: Path) -> Path:

@@ -246,5 +246,5 @@ def test_another_batching_or_step_is_refused_and_another_assignment_is_not(train
     longer = changed(config, training={"assignment": "sorted_serpentine", "steps": 5})
     batching, size = run_ranks(try_others, 1, others, longer)[0]
     assert "steps of sequences) was trained on data with fingerprint" in batching
-    assert "4 steps of 24 sequences, this run's training.sequences_per_step is 48" in size
+    assert "4 steps of 24, this run's training.sequences_per_step is 48" in size
     assert [record["step"] for record in records(longer)] == [1, 2, 3, 4, 5]

@@ -23,12 +23,11 @@ def glue(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_same_lengths_come_out_of_a_dataset_its_file_and_a_column_of_numbers(glue: Path, tmp_path: Path) -> None:
+def test_the_same_lengths_come_out_of_a_column_of_texts_and_one_of_numbers(glue: Path, tmp_path: Path) -> None:
     tokenizer = write_vocabulary(tmp_path / "bert")
     file = glue / "cola" / "train-00000-of-00001.parquet"
     options = ["--pack-length", "7", "--long", "truncate", "--json"]
     inputs = [
-        (Path(f"{glue}:cola"), ["--tokenizer", tokenizer]),
         (file, ["--column", "sentence", "--tokenizer", tokenizer]),
         (file, ["--column", "length"]),
     ]

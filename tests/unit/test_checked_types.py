@@ -102,6 +102,7 @@ def after_a_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forked.join()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("after_a_pool")
 def test_ranks_check_as_well() -> None:
     for wrong_type, wrong_shape in run_ranks(refusals, 2):

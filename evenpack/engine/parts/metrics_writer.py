@@ -18,11 +18,10 @@ from evenpack.engine.evaluate import evaluations_to_json
 from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
 from evenpack.engine.reporting.definitions import WAIT_CAUSES
-from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, save_totals
+from evenpack.engine.reporting.metrics import METRICS, MetricsLog, named_if_damaged, read_metrics, save_totals
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.reporting.summary import run_summary
 from evenpack.engine.world.distributed import World
-from evenpack.errors import DataError
 from evenpack.files import explained
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
@@ -120,14 +119,9 @@ class MetricsWriter(Part):
         with explained(output_dir / METRICS, then=_SUMMARISE):
             records = read_metrics(output_dir / METRICS)
         if records:
-            try:
+            with named_if_damaged(output_dir / METRICS):
                 summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
                 summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
-            except (KeyError, TypeError) as error:
-                raise DataError(
-                    f"a record in {output_dir / METRICS} is damaged ({type(error).__name__}: {error}): mend or remove "
-                    "its line, and run the same command again, which writes summary.json"
-                ) from error
             with explained(output_dir / SUMMARY, action="written", then=_SUMMARISE):
                 save_json(summary, output_dir / SUMMARY, check=partial(require_owned, output_dir))
 

@@ -5,14 +5,14 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evenpack.console import plain
 from evenpack.engine.ownership import require_owned
-from evenpack.errors import RunError
+from evenpack.errors import DataError, RunError
 from evenpack.files import atomic_path, explained, parse_json_object
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,18 @@ class MetricsLog:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns all complete records. A torn last line is left out; a warning names any other unreadable line."""
     return [record for _, record in _whole_records(path)]
+
+
+@contextmanager
+def named_if_damaged(path: Path) -> Iterator[None]:
+    """Names the log whose records the block reads if a value is missing or of another type. Raises: DataError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise DataError(
+            f"a record in {path} is damaged ({type(error).__name__}: {error}): mend or remove its line, and run the "
+            "same command again"
+        ) from error
 
 
 def trained_steps(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -141,7 +141,7 @@ class OtherTokens(OtherBorders):
         return PackTrainer.compute_loss(self, model, inputs, *arguments, **keywords)
 
 
-@pytest.mark.parametrize("embeds", [True, False])
+@pytest.mark.parametrize("embeds", slow_but([True], [True, False]))
 def test_borders_are_compared_also_where_the_host_changes_the_tokens(tmp_path: Path, *, embeds: bool) -> None:
     for given in (["position_ids"], []):
         trainer = OtherTokens(model=tiny_llama(), args=arguments(tmp_path), loader=own_loader())
@@ -167,7 +167,7 @@ class OwnHead(OtherBorders):
         return token_loss({"logits": logits}, labels, num_items_in_batch, shifts=True)
 
 
-@pytest.mark.parametrize("evaluates", [True, False])
+@pytest.mark.parametrize("evaluates", slow_but([False], [True, False]))
 def test_borders_are_compared_also_without_the_head_and_in_evaluation_mode(tmp_path: Path, *, evaluates: bool) -> None:
     for given in (["position_ids"], ["use_cache"], []):
         trainer = OwnHead(model=tiny_llama(), args=arguments(tmp_path), loader=own_loader())
@@ -273,7 +273,7 @@ def test_a_callback_that_moves_the_loader_is_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", slow_but([2], [1, 2]))
 def test_a_finished_training_that_resumes_trains_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, micro_batches: int
 ) -> None:

@@ -8,7 +8,6 @@ from study_files import seed_result
 from evenpack.errors import DataError, RunError
 from evenpack.finetuning.results import ResultFolder
 from evenpack.studies.chunking.curves import CURVE, read_curve
-from evenpack.studies.report import _state
 
 
 def test_a_result_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -34,7 +33,6 @@ def test_no_reader_of_results_takes_one_that_cannot_be_read_now_for_damaged_or_m
     readers = {
         "seed_3.json": lambda: ResultFolder(tmp_path).read(3),
         "results.json": ResultFolder(tmp_path).read_summary,
-        "summary.json": lambda: _state(tmp_path, [{"step": 1}], is_running=False),
         CURVE: lambda: read_curve(tmp_path),
     }
     for name, read in readers.items():

@@ -226,6 +226,7 @@ def test_names_are_removed_once_each_loader_has_begun_and_others_stay() -> None:
     assert not left.still_active()
 
 
+@pytest.mark.slow
 def test_a_run_that_loads_has_no_names_after_its_first_step(tmp_path: Path) -> None:
     run = open_run(tiny_gpt2_run(tmp_path))
     settings = run.pipeline_settings(World(rank=0, size=1, local_rank=0, device=torch.device("cpu")))

@@ -75,6 +75,7 @@ prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_a_directory_that_was_killed_again_and_again_ends_up_byte_for_byte_the_same(
     corpus: Path, finished: Path, tmp_path: Path
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_vocabulary_is_trained_the_same_each_time(caplog: pytest.LogCaptureFix
     assert "entries, fewer than 200" in caplog.text
 
 
+@pytest.mark.slow
 def test_rare_letters_of_other_scripts_do_not_take_the_vocabulary(caplog: pytest.LogCaptureFixture) -> None:
     rare = [chr(0x4E00 + n) for n in range(900)]
     texts = [*sentences(8000, seed=9), *rare]
