@@ -10,6 +10,9 @@ import yaml
 
 from evenpack.errors import ConfigError
 
+_MOST_VALUES = 100_000
+"""Values of a run file, with aliases expanded: a few lines of aliases can represent a billion values."""
+
 _MOST_COLUMNS = 160
 """Columns of a value in a message."""
 
@@ -31,6 +34,10 @@ class _RunFileLoader(yaml.SafeLoader):
 
     Beyond it 1_000 and 0b11 are numbers, and yes, no, on and off are true and false, as in YAML 1.1.
     """
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        _require_finite(node)
+        return super().construct_document(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -67,6 +74,25 @@ class _RunFileLoader(yaml.SafeLoader):
 
 def _refusal(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _require_finite(root: yaml.Node) -> None:
+    """Refuses a document whose aliases expand to too many values, or to infinitely many."""
+    sizes: dict[int, int | None] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = None  # in progress: if it is met again, it contains itself
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
+            sizes[id(node)] = 1 + sum(size(part) for part in inner)
+        found = sizes[id(node)]
+        if found is None:
+            raise _refusal("an alias refers to a value that contains it", node)
+        return found
+
+    if size(root) > _MOST_VALUES:
+        raise _refusal(f"it represents {size(root):,} values with its aliases expanded; at most {_MOST_VALUES:,}", root)
 
 
 _FLOAT = r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"

@@ -9,6 +9,7 @@ import numpy as np
 
 from evenpack.data.sequences.labelled import LabelledSequences
 from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.errors import DataError
 from evenpack.files import file_checksum
 from evenpack.finetuning.config import FinetuneDataSection
 from evenpack.finetuning.sentences import read_sentences, sentence_sequences
@@ -110,4 +111,14 @@ def _read(path: Path, section: FinetuneDataSection, tokenizer: Tokenizer) -> Eva
         rows, length = read_sentences(path, task.glue), section.max_sequence_length
         sequences = sentence_sequences(rows, task.glue, tokenizer, max_sequence_length=length)
         found = SentenceSet(task=task, sequences=sequences)
+    unknown = tokenizer.unknown_share(found.sequences.tokens)
+    if unknown > _MOST_UNKNOWN:
+        raise DataError(
+            f"{path}: {100 * unknown:.0f} % of the tokens are unknown to the vocabulary, which is of other texts; "
+            "give the tokenizer of the weights as data.tokenizer"
+        )
     return found
+
+
+_MOST_UNKNOWN = 0.5
+"""Largest fraction of unknown tokens: half of a text; no vocabulary of its language comes near it."""

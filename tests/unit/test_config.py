@@ -262,6 +262,14 @@ def alias_bomb(levels: int) -> str:
     return "\n".join(lines)
 
 
+def test_few_lines_that_stand_for_a_billion_values_are_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(alias_bomb(9))
+    with pytest.raises(ConfigError, match=r"represents [0-9,]{9,} values") as caught:
+        load_run_file(path, RunConfig)
+    assert len(str(caught.value)) < 500
+
+
 def test_a_value_is_shown_in_a_line_however_large_it_is(run_file: Path) -> None:
     run_file.write_text(alias_bomb(5))
     with pytest.raises(ConfigError) as caught:

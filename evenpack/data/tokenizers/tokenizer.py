@@ -184,6 +184,10 @@ class Tokenizer:
             for encoding in encodings
         ]
 
+    def unknown_share(self, tokens: Int64[np.ndarray, " tokens"]) -> float:
+        """Returns the fraction of these tokens that represents text which the vocabulary cannot express."""
+        return 0.0 if self._unknown_id is None else float(np.mean(tokens == self._unknown_id))
+
     def _encode(self, texts: Sequence[str]) -> list[Any]:
         """Returns the encodings of texts without special tokens. Raises: TextError that names one without any."""
         try:

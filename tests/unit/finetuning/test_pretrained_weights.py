@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-from finetuning_tasks import SPECIAL, WORDS, finetune_values, write_encoder
+from finetuning_tasks import SPECIAL, WORDS, finetune_values, write_encoder, write_sentences
 from tokenizers import pre_tokenizers
 
 from evenpack.config import validate
 from evenpack.data.tokenizers.word_pieces import read_word_pieces
 from evenpack.errors import CheckpointError, ConfigError, DataError
 from evenpack.finetuning.config import FinetuneConfig
+from evenpack.finetuning.data import read_task
 from evenpack.finetuning.model import read_pretrained
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -71,3 +72,12 @@ def test_weights_that_do_not_say_of_what_model_they_are_are_refused(tmp_path: Pa
     (tmp_path / "model.ckpt-1.index").touch()
     with pytest.raises(CheckpointError, match=r"training\.initialize_from: .*ckpt-1 \(TensorFlow\) does not describe"):
         read_pretrained(config(tmp_path, tmp_path / "model.ckpt-1"))
+
+
+def test_texts_that_the_vocabulary_does_not_contain_are_refused(tmp_path: Path) -> None:
+    checked = config(tmp_path, write_encoder(tmp_path / "bert"))
+    write_sentences(tmp_path, training=4, evaluation=4)
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nquidquid agis prudenter agas et respice finem\t1\n")
+    pretrained = read_pretrained(checked)
+    with pytest.raises(DataError, match=r"dev\.tsv: 78 % of the tokens are unknown to the vocabulary"):
+        read_task(checked.data, pretrained.tokenizer)
