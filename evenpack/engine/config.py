@@ -356,10 +356,6 @@ class WandbSection(Section):
     """Project in which the run appears."""
     entity: str | None = Field(default=None, min_length=1)
     """Team or user that owns the project; null: the default of the user who is logged in."""
-    group: str | None = Field(default=None, min_length=1)
-    """Name under which the runs of an experiment are shown together; null: none."""
-    tags: tuple[str, ...] = ()
-    """Labels by which runs can be found."""
     mode: Literal["online", "offline"] = "online"
     """`online` sends each step at once and needs a login; `offline` writes to OUTPUT_DIR/wandb, from where `wandb sync`
     sends it later."""
