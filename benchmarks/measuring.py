@@ -6,17 +6,12 @@ torch is imported only where it is needed, because some of them measure memory.
 import argparse
 import json
 import os
-import statistics
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from evenpack.data.packing import LengthHistogram
 from evenpack.files import write_json
 
 if TYPE_CHECKING:
@@ -47,29 +42,6 @@ def write_report(report: Any, path: Path | None) -> None:
         write_json(path, report)
 
 
-def add_histogram(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of benchmarks that pack a histogram and print a table or JSON."""
-    parser.add_argument("--histogram", type=Path, help="JSON: key -> counts, item i for length i + 1; default: made up")
-    parser.add_argument("--key", default="wikipedia_512", help="which histogram of the file (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def load_histogram(arguments: argparse.Namespace) -> tuple[str, LengthHistogram]:
-    """Returns a name for the report, and the histogram."""
-    if arguments.histogram is None:
-        return "synthetic", synthetic_histogram()
-    counts = json.loads(arguments.histogram.read_text())[arguments.key]
-    return arguments.key, LengthHistogram(counts=np.array(counts, dtype=np.int64))
-
-
-def synthetic_histogram(sequences: int = 16_300_000, longest: int = 512) -> LengthHistogram:
-    """Returns log-normal lengths, a quarter of them cut at the longest, as when documents are cut into pieces."""
-    lengths = np.arange(1, longest)
-    shares = np.exp(-((np.log(lengths) - 5.3) ** 2) / 2) / lengths
-    shares = np.append(0.75 * shares / shares.sum(), 0.25)
-    return LengthHistogram(counts=np.rint(shares * sequences).astype(np.int64))
-
-
 def print_report(report: dict[str, float | int | str], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
@@ -81,16 +53,6 @@ def print_report(report: dict[str, float | int | str], *, as_json: bool) -> None
             if not isinstance(value, str)
             else f"{name:<{width}}  {value}"
         )
-
-
-def median_cpu_seconds(work: Callable[[], object], repeats: int) -> float:
-    """Returns the median of the CPU seconds of this process."""
-    times = []
-    for _ in range(repeats):
-        started = time.process_time()
-        work()
-        times.append(time.process_time() - started)
-    return statistics.median(times)
 
 
 def lone_cpu() -> "World":

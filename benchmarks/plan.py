@@ -1,6 +1,6 @@
 """Measures the time from lengths to a plan, from a plan to a step, and to the first batch anywhere in an epoch.
 
-    python benchmarks/plan.py [--histogram FILE.json --key wikipedia_512] [--json]
+    python benchmarks/plan.py [--name wikipedia_512] [--json]
 
 Times are CPU seconds, medians. Each part runs in a process of its own, so that its peak of memory is its own.
 
@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import numpy as np
 from evenpack.data.order.balance import assign_by_cost
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.studies.lengths.reading import published_histogram, published_names
 
 Figures = dict[str, float | int | str]
 
@@ -36,10 +38,11 @@ BATCH_PACKS = 64
 
 def main() -> None:
     parser = measuring.parser_of(__doc__)
-    measuring.add_histogram(parser)
+    parser.add_argument("--name", choices=published_names(), default="wikipedia_512", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
-    name, histogram = measuring.load_histogram(arguments)
-    report: Figures = {"histogram": name, "sequences": histogram.sequences}
+    histogram = published_histogram(arguments.name)
+    report: Figures = {"histogram": arguments.name, "sequences": histogram.sequences}
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "lengths.npy"
         measuring.in_own_process(write_lengths, file, histogram)
@@ -87,7 +90,7 @@ def lengths_to_plan(file: Path, longest: int) -> Figures:
 
 def argsort_alone(file: Path) -> Figures:
     lengths = np.load(file)
-    return {"argsort_seconds": round(measuring.median_cpu_seconds(lambda: np.argsort(lengths, kind="stable"), 3), 3)}
+    return {"argsort_seconds": round(median_cpu_seconds(lambda: np.argsort(lengths, kind="stable"), 3), 3)}
 
 
 def plan_steps(histogram: LengthHistogram) -> Figures:
@@ -103,7 +106,7 @@ def plan_steps(histogram: LengthHistogram) -> Figures:
         assign_by_cost(costs, ranks=RANKS, micro_batches=1, per_micro_batch=False)
         draws.append(drawn_at - start)
         assigns.append(time.process_time() - drawn_at)
-    alone = [measuring.median_cpu_seconds(partial(plan.draw, np.array([place])), 3) for place in range(100)]
+    alone = [median_cpu_seconds(partial(plan.draw, np.array([place])), 3) for place in range(100)]
     together = statistics.median(draws)
     return {
         "step_draw_seconds": round(together, 4),
@@ -136,6 +139,16 @@ def first_batches(file: Path, histogram: LengthHistogram) -> Figures:
         "first_batch_at_99_percent_milliseconds": round(at_end * 1e3, 3),
         "first_batch_99_to_0_percent": round(at_end / at_start, 3),
     }
+
+
+def median_cpu_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Returns the median of the CPU seconds of this process."""
+    times = []
+    for _ in range(repeats):
+        started = time.process_time()
+        work()
+        times.append(time.process_time() - started)
+    return statistics.median(times)
 
 
 def peak_megabytes() -> float:

@@ -215,14 +215,6 @@ def atomic_directory(path: Path, *, replaces: bool = False) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def is_at(path: Path, descriptor: int) -> bool:
-    """Returns whether a path still names the file or folder that was opened."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
 def write_text_once(path: Path, text: str) -> bool:
     """Writes `text` unless the file exists; of several writers, one succeeds. Returns whether it was this one."""
     temporary = _temporary(path)

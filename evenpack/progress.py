@@ -36,12 +36,10 @@ class Progress:
         console: Console,
         *,
         interval_seconds: float = 10.0,
-        window_seconds: float = 30.0,
         silent: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes the interval of lines in seconds; with `silent` it shows nothing, for ranks without output."""
-        self.window_seconds = window_seconds
         self.clock = clock
         self.paused_seconds = 0.0
         self._console = console
@@ -140,8 +138,8 @@ class Piece:
         self._total: Amount = math.inf
         self._shown_at: float | None = None
         self._ended = False
-        self._rate = WindowRate(window_seconds=progress.window_seconds)
-        self._amount_rate = WindowRate(window_seconds=progress.window_seconds)
+        self._rate = WindowRate()
+        self._amount_rate = WindowRate()
 
     def start(self) -> None:
         """Counts the time from its beginning in its rates."""
@@ -203,7 +201,7 @@ class WindowRate:
     Rich's own speed is unknown until a second update, and again wherever one takes longer than its window.
     """
 
-    def __init__(self, *, window_seconds: float) -> None:
+    def __init__(self, *, window_seconds: float = 30.0) -> None:
         self._window_seconds = window_seconds
         self._points: deque[tuple[float, Amount]] = deque()
 

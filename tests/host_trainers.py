@@ -125,10 +125,5 @@ def planned_by_step(loader: evenpack.Loader, steps: range) -> dict[int, list[Row
     }
 
 
-def ids_of(batch: evenpack.PackedBatch) -> list[int]:
-    """Returns the sequences that a batch holds."""
-    return [index for index in batch.sequence_ids.tolist() if index >= 0]
-
-
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())

@@ -198,9 +198,7 @@ class TrainingSection(Section):
     on_nan: Literal["stop", "skip"] = "stop"
     """What to do with a step whose gradient norm is not finite: end the run, or leave the update out and go on; step
     number and learning rate advance then, weights and optimizer do not. With `skip` the host waits for the norm before
-    each update. What was in the step is written to OUTPUT_DIR/bad_steps in both cases."""
-    nan_steps_in_a_row: Steps = Field(default=5, ge=1)
-    """Most steps in a row that `on_nan: skip` leaves out; one more ends the run."""
+    each update, and leaves out 5 in a row at most. What was in it is written to OUTPUT_DIR/bad_steps in both cases."""
     report_spikes_above: Medians | None = Field(default=None, gt=1.0)
     """A step whose gradient norm is more than this many times the median of the last 100 steps is written to
     OUTPUT_DIR/bad_steps, too, with a warning; the step is trained on like any other. Null: off."""
@@ -356,10 +354,6 @@ class WandbSection(Section):
     """Project in which the run appears."""
     entity: str | None = Field(default=None, min_length=1)
     """Team or user that owns the project; null: the default of the user who is logged in."""
-    group: str | None = Field(default=None, min_length=1)
-    """Name under which the runs of an experiment are shown together; null: none."""
-    tags: tuple[str, ...] = ()
-    """Labels by which runs can be found."""
     mode: Literal["online", "offline"] = "online"
     """`online` sends each step at once and needs a login; `offline` writes to OUTPUT_DIR/wandb, from where `wandb sync`
     sends it later."""

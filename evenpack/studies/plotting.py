@@ -52,14 +52,14 @@ THIN_AND_BOLD = "Thin: single steps; bold: means over about a fiftieth of the st
 """Footer of a figure that has thin and bold lines."""
 
 
-def require_plot(path: Path | None, *, option: str = "--plot") -> None:
+def require_plot(path: Path | None) -> None:
     """Checks the path of a figure, if one is wanted.
 
     Raises: ConfigError if no PNG can be drawn there, before any work is done for it.
     """
     if path is not None:
         require_matplotlib()
-        require_file(path, ".png", option=option)
+        require_file(path, ".png", option="--plot")
 
 
 def require_matplotlib() -> None:

@@ -39,8 +39,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunConf
             "named": {"skip_steps": [BAD]},
             "left_out": {"on_nan": "skip"},
             "stopped": {},
-            "in_a_row": {"on_nan": "skip", "nan_steps_in_a_row": 2},
-            "interrupted": {"on_nan": "skip", "nan_steps_in_a_row": 2},
+            "in_a_row": {"on_nan": "skip"},
+            "interrupted": {"on_nan": "skip"},
             "spike": {"report_spikes_above": 10.0},
         }.items():
             if stage not in STAGES_OF_THE_REST and name not in ("named", "left_out"):
@@ -64,6 +64,7 @@ def train_all(world: World, runs: dict[str, RunConfig]) -> dict[str, str]:
         bad = {"named": (), "in_a_row": (2, 3, 4), "interrupted": (1, 2, 4, 5)}.get(name[:-2], (BAD,))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(bad_steps, "_FEWEST_STEPS", 2)
+            patch.setattr(bad_steps, "_MOST_IN_A_ROW", 2)
             factor = 1e4 if name.startswith("spike") else torch.nan
             patch.setattr(TrainingEngine, "compute_gradients", spoiled(whole, bad, factor))
             try:
@@ -153,7 +154,7 @@ def test_too_many_in_a_row_end_the_run(trained: tuple[dict[str, RunConfig], dict
     runs, errors = trained
     message = errors[f"in_a_row_{stage}"]
     assert message.startswith("step 4: loss nan")
-    assert "3 steps in a row are not finite, and training.nan_steps_in_a_row is 2" in message
+    assert "3 steps in a row are not finite: the weights" in message
     assert [report(runs[f"in_a_row_{stage}"], step)["goes_on"] for step in (2, 3, 4)] == [True, True, False]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from evenpack.data.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_ON
 from evenpack.errors import DataError
-from evenpack.files import is_at
 
 _LOCK = ".prepare.lock"
 _OURS = frozenset({_LOCK, MANIFEST, TOKENIZER_FOLDER, TRAINED_ON, "sources"})
@@ -33,13 +32,13 @@ def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterato
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise _is_busy(directory) from error
-        if not is_at(path, descriptor):  # removed by the previous holder, between our opening and our locking
+        if not _is_at(path, descriptor):  # removed by the previous holder, between our opening and our locking
             raise _is_busy(directory)
         try:
             yield
         finally:
             with suppress(OSError):  # a name that stays locks nothing, and must not hide the error of the block
-                if is_at(path, descriptor):  # somebody may have removed it, and another process have made its own
+                if _is_at(path, descriptor):  # somebody may have removed it, and another process have made its own
                     path.unlink()
                 directory.rmdir()
     finally:
@@ -75,6 +74,14 @@ def _is_ours(name: str) -> bool:
 def _is_no_file(path: Path) -> bool:
     """Returns whether something else is in the place of a file that `prepare` writes."""
     return path.name in (MANIFEST, TRAINED_ON) and not path.is_file()
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Returns whether a path still names the file that was opened."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _is_busy(directory: Path) -> DataError:

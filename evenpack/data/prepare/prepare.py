@@ -81,14 +81,8 @@ def prepare(
         return _confirm(config, directory, progress)
     preparation = _Preparation(config, directory, progress, before=before, workers=workers, tokenizer=tokenizer)
     with hold_lock(directory):
-        now = _finished(config, directory)
-        if now is not None and now != before:  # by the previous holder of the lock
-            if now.sources.keys() >= config.sources.keys():
-                return _confirm(config, directory, progress)
-            raise DataError(
-                f"another call has added a source to {directory} in between: run the same command again, which adds "
-                "this run's"
-            )
+        if _finished(config, directory) != before:  # by the previous holder of the lock
+            raise DataError(f"another call has just prepared {directory}: run the same command again")
         refuse_foreign_files(directory)
         try:
             return preparation.run()

@@ -80,8 +80,7 @@ def _train(
     tokenizer = train_tokenizer(config.tokenizer, texts)
     with atomic_directory(folder, replaces=True) as unfinished:
         tokenizer.save(unfinished)
-        record |= {"files": _file_checksums(unfinished), "checksum": tokenizer.checksum}
-        write_json(directory / TRAINED_ON, record)
+        write_json(directory / TRAINED_ON, record | {"files": _file_checksums(unfinished)})
     return Tokenizer.load(folder)
 
 

@@ -54,11 +54,6 @@ def training_origin(config: DataConfig, inputs: Mapping[str, Iterable[InputFile]
     }
 
 
-def input_files(origin: Origin) -> list[InputFile]:
-    """Returns the files that were read."""
-    return [InputFile(**file) for file in origin["inputs"]]
-
-
 def refuse_other_origin(prefix: Path, origin: Origin, folder: Path) -> None:
     """Compares an origin with the one of the token file which an earlier call began; messages name `folder`.
 
@@ -68,7 +63,8 @@ def refuse_other_origin(prefix: Path, origin: Origin, folder: Path) -> None:
     if journal is not None and journal.state:
         begun = journal.state["origin"]
         refuse_differences(begun["data"], origin["data"], folder)
-        refuse_changed_inputs(input_files(begun), input_files(origin), folder)
+        then, now = ([InputFile(**file) for file in one["inputs"]] for one in (begun, origin))
+        refuse_changed_inputs(then, now, folder)
 
 
 def origin_hash(origin: Origin) -> str:

@@ -135,10 +135,8 @@ def evenly_spaced(candidates: int, samples: int) -> Int64[np.ndarray, " samples"
     return chosen
 
 
-def pick_evaluation_set(
-    files: tuple[Path, ...], output: Path, *, samples: int, layout: WrittenLayout | None, progress: Progress
-) -> PickedSet:
-    """Writes the evaluation set of `files`, in order; `layout` None: as the files have, `variable` for packed ones.
+def pick_evaluation_set(files: tuple[Path, ...], output: Path, *, samples: int, progress: Progress) -> PickedSet:
+    """Writes the evaluation set of `files`, in order, in their layout; packed ones give a `variable` one.
 
     Only the picked rows are held in memory.
 
@@ -149,9 +147,8 @@ def pick_evaluation_set(
     require_folder(output.parent, option="shards pick")
     shards = ShardSet.open(files)
     picked, candidates = _pick(shards, samples, progress)
-    own_layout: WrittenLayout = "fixed" if shards.layout == "fixed" else "variable"
     form = ShardForm(
-        layout=layout or own_layout,
+        layout="fixed" if shards.layout == "fixed" else "variable",
         row_slots=shards.row_slots or int(picked.lengths.max()),
         mask_slots=shards.mask_slots or int(picked.masks.counts.max(initial=1)),
         vocabulary_size=1 + int(max(picked.tokens.max(), picked.masks.labels.max(initial=0))),

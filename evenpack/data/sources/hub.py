@@ -27,11 +27,8 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """The mark that closes a stream of Arrow's record batches."""
 
 
-def load_rows(name: str, subset: str | None, split: str, *, label: str) -> tuple[Any, Any]:
-    """Returns a split as a `datasets.Dataset`, and the builder that found its files; None for one of `save_to_disk`.
-
-    Raises: DataError, beginning with `label`, if it cannot be loaded.
-    """
+def _loaded(label: str, name: str, subset: str | None, split: str) -> tuple[Any, Any]:
+    """Returns a split as a `datasets.Dataset`, and the builder that found its files; None for one of `save_to_disk`."""
     import datasets
 
     folder = expand_user(name)
@@ -72,7 +69,7 @@ class HubPiece:
 
     def __init__(self, name: str, source: HubSource, split: str, *, is_held_out: bool | None) -> None:
         """Loads the split. Raises: DataError if it cannot be loaded, is of files of several, or has no such column."""
-        dataset, builder = load_rows(source.name, source.subset, split, label=f"source '{name}'")
+        dataset, builder = _loaded(f"source '{name}'", source.name, source.subset, split)
         folder = expand_user(source.name)
         for part, files in ((builder and builder.config.data_files) or {}).items():
             if part in re.findall(r"[\w.-]+", split) and (is_held_out or split_of(str(part)) in (None, "train")):

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _REMEMBERED_STEPS = 100
 _FEWEST_STEPS = 20
 """Steps before which no median is trusted."""
+_MOST_IN_A_ROW = 5
+"""Steps in a row that are left out; after more it is not the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class BadSteps(Part):
             return False
         self._in_a_row += 1
         is_left_out = self._keys.on_nan == "skip" and not math.isfinite(norm)
-        goes_on = is_left_out and self._in_a_row <= self._keys.nan_steps_in_a_row
+        goes_on = is_left_out and self._in_a_row <= _MOST_IN_A_ROW
         path, parts = self._write(update, reason="not finite", goes_on=goes_on)
         what = f"{_named(update)}; {_blame(parts)}. What was in the step: {path}"
         if not goes_on:
@@ -100,9 +102,8 @@ class BadSteps(Part):
     def _why_it_ends(self, is_left_out: bool) -> str:
         if is_left_out:
             return (
-                f"{self._in_a_row} steps in a row are not finite, and training.nan_steps_in_a_row is "
-                f"{self._keys.nan_steps_in_a_row}: the weights or a device are damaged rather than the data. Resume "
-                "from an earlier checkpoint with a lower optimizer.learning_rate"
+                f"{self._in_a_row} steps in a row are not finite: the weights or a device are damaged rather than the "
+                "data. Resume from an earlier checkpoint with a lower optimizer.learning_rate"
             )
         others = ", or all such steps by training.on_nan=skip"
         if self._keys.on_nan == "skip":

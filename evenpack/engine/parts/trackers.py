@@ -203,8 +203,6 @@ class WandbRun:
         self._run = wandb.init(
             project=section.project,
             entity=section.entity,
-            group=section.group,
-            tags=section.tags,
             name=run.config.run.name,
             id=known,
             resume="allow",

@@ -47,8 +47,6 @@ _FAR = Fraction(1, 4)
 class SettledRun:
     """A run in packs (or sequences) and steps."""
 
-    stated: RunConfig
-    """The run file."""
     config: RunConfig
     """The run file with the computed values and without the keys from which they were computed, so that training with
     it gives the same run."""
@@ -58,12 +56,7 @@ class SettledRun:
     @classmethod
     def as_stated(cls, config: RunConfig) -> "SettledRun":
         """Returns a run whose file states all values itself."""
-        return cls(stated=config, config=config, adjustment=())
-
-    @property
-    def has_fewer_accumulations(self) -> bool:
-        """Whether `training.packing_adjustment` has made the step smaller than the run file's."""
-        return self.stated.training.packing_adjustment == "fewer_accumulations"
+        return cls(config=config, adjustment=())
 
     def micro_batches(self, ranks: int) -> int:
         """Returns the micro-batches of each rank in each step.
@@ -113,7 +106,7 @@ def settle(config: RunConfig, facts: DataFacts) -> SettledRun:
     # lists what would divide it.
     training = settled.training.model_copy(update={"packing_adjustment": "none"})
     settled = settled.model_copy(update={"training": training})
-    return SettledRun(stated=config, config=settled, adjustment=tuple(values.lines))
+    return SettledRun(config=settled, adjustment=tuple(values.lines))
 
 
 def parameters_of(config: RunConfig, vocabulary_size: int) -> int:

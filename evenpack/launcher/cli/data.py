@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -241,7 +241,6 @@ def pick_evaluation_set(
     output: Annotated[Path, typer.Argument(metavar="OUTPUT.hdf5", help="File to create.")],
     *,
     samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 10_000,
-    layout: Annotated[Literal["fixed", "variable"] | None, typer.Option(help="Default: the shards' layout.")] = None,
 ) -> Report:
     """Pick the fixed evaluation set from the shards of the evaluation text, by MLPerf's rule.
 
@@ -256,6 +255,6 @@ def pick_evaluation_set(
     from evenpack.progress import Progress
 
     with Progress(console.messages()) as progress:
-        picked = pick(find_shards(shards), output, samples=samples, layout=layout, progress=progress)
+        picked = pick(find_shards(shards), output, samples=samples, progress=progress)
     line = f"Wrote {output}: {picked.samples:,} of {picked.candidates:,} rows, layout {picked.layout}"
     return Report(value=picked, shown=[console.text(line)])

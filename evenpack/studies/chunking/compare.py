@@ -121,10 +121,9 @@ class ArmRow:
     """The same mean of ranks, among all arms of the length."""
     at_steps: Mapping[int, Spread | None]
     """Mean over the hundredth of an epoch that ends at each step; None where the run is shorter."""
-    difference: PairedDifference | None
-    """Difference of `final` from the reference; None for the reference, without a common seed, and if either run
-    diverged."""
     last_tenth_difference: PairedDifference | None
+    """Difference of `last_tenth` from the reference; None for the reference, without a common seed, and if either run
+    diverged."""
     last_tenth_verdict: FamilyVerdict | None
     """Among the comparisons of the length; None without a difference."""
     own_rows: Spread | None
@@ -192,10 +191,7 @@ def _row(
 ) -> ArmRow:
     curves = [one.curve for one in of_seed.values()]
     epochs = arm.epochs
-
-    def difference(measure: Callable[[Finished], float | None]) -> PairedDifference | None:
-        return difference_from(reference, of_seed, measure, significance=significance)
-
+    difference = partial(difference_from, reference, of_seed, significance=significance)
     return ArmRow(
         arm=arm,
         seeds=tuple(of_seed),
@@ -209,7 +205,6 @@ def _row(
         rank_in_recipe=rank_in_recipe,
         rank_at_length=rank_at_length,
         at_steps={step: over_seeds([curve.at_step(step, epochs) for curve in curves]) for step in steps},
-        difference=difference(lambda one: one.curve.final(epochs)),
         last_tenth_difference=difference(partial(_JUDGED["last_tenth"], arm)),
         last_tenth_verdict=None,
         own_rows=over_seeds([one.held_out.own_rows for one in of_seed.values()]) if arm.isolates else None,

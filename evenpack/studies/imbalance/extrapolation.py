@@ -22,8 +22,6 @@ class PublishedRow:
     devices: int
     expected: float
     """By the published inference of one device's law, by quadrature."""
-    direct: float
-    """If the cluster of 8 is a Gumbel and one device has the law that follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +56,7 @@ def published_curve(counts: Sequence[int]) -> PublishedCurve:
     """Returns the expected speed-up of each of `counts` devices."""
     single = single_device_gumbel(PUBLISHED_CLUSTER, PUBLISHED_DEVICES)
     inferred = expected_minima(single, [*counts, PUBLISHED_DEVICES]).tolist()
-    direct = expected_minima(PUBLISHED_CLUSTER, [count / PUBLISHED_DEVICES for count in counts]).tolist()
-    rows = [
-        PublishedRow(devices=count, expected=one, direct=other)
-        for count, one, other in zip(counts, inferred, direct, strict=False)
-    ]
+    rows = [PublishedRow(devices=count, expected=one) for count, one in zip(counts, inferred, strict=False)]
     return PublishedCurve(
         fitted=PUBLISHED_CLUSTER,
         single=single,

@@ -8,7 +8,6 @@ csv       a column of sequences/s, or one of seconds and one of sequences
 """
 
 import csv
-import itertools
 import math
 import re
 import statistics
@@ -33,10 +32,7 @@ from evenpack.studies.imbalance.step_cost import StepCost
 from evenpack.studies.statistics.paired import Interval
 from evenpack.studies.statistics.resampling import ROUNDS, interval, resampled
 
-RATE_COLUMNS = ("sequences_per_second", "sequences/s", "seq/s", "seq_per_s", "samples_per_second", "samples/s")
-SECONDS_COLUMNS = ("step_seconds", "seconds", "step_time")
-SEQUENCES_COLUMNS = ("sequences", "samples")
-_CSV_COLUMNS = (*((rate,) for rate in RATE_COLUMNS), *itertools.product(SEQUENCES_COLUMNS, SECONDS_COLUMNS))
+_CSV_COLUMNS = (("seq/s",), ("sequences", "step_seconds"))
 """Columns of a CSV that give rates, the first choice first: a rate, or what is divided by what."""
 
 _SEQ_PER_S = re.compile(r"""['"]seq/s['"]\s*:\s*([^,}\s]+)""")
@@ -92,8 +88,7 @@ def read_steps(path: Path) -> LoggedSteps:
     raise DataError(
         f"{path}: no line with a rate. Expected records with 'sequences' and 'step_seconds' (metrics.jsonl), lines "
         "with 'seq/s': NUMBER (MLPerf logs; written with log_freq above 0, means between evaluations are not enough), "
-        f"or a CSV with one of the columns {', '.join(RATE_COLUMNS)}, or {SECONDS_COLUMNS[0]} and "
-        f"{SEQUENCES_COLUMNS[0]}"
+        "or a CSV with a column seq/s, or with sequences and step_seconds"
     )
 
 

@@ -11,7 +11,6 @@ from evenpack.studies.shared_options import Plot
 
 _of_clusters = partial(typer.Option, rich_help_panel="Simulated clusters")
 _of_replay = partial(typer.Option, rich_help_panel="Clusters replayed on this device")
-_of_reference = partial(typer.Option, rich_help_panel="Published reference")
 _of_log = partial(typer.Option, rich_help_panel="Measured steps")
 
 
@@ -73,13 +72,6 @@ class ImbalanceOptions:
             help="Steps of the largest number of devices; smaller ones get as many more as take the same sequences.",
         ),
     ] = 8
-    published: Annotated[
-        bool | None,
-        _of_reference(
-            "--published/--no-published",
-            help="Show the published curve of BERT-large. Default: with the lengths of its figure (wikipedia_512).",
-        ),
-    ] = None
     log: Annotated[
         list[Path] | None,
         _of_log(

@@ -54,10 +54,7 @@ _OF_EACH_SCHEME = (
     Column("Slowest device over the mean one, mean over steps", "slowest_over_mean", ".4f"),
 )
 """Results that have a table of their own each, whose title is the heading."""
-_INFERENCES = (
-    Column("one device's, by median and mode (published)", "expected", ".3f"),
-    Column("of 8 devices, as fitted", "direct", ".3f"),
-)
+_INFERENCES = (Column("one device's, by median and mode (published)", "expected", ".3f"),)
 _LOGGED_STEPS = (
     Column("name", "label"),
     Column("layout", missing="not recorded"),

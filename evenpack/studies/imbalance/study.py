@@ -128,9 +128,7 @@ def run_study(given: ImbalanceOptions, find_subject: Callable[[], Subject]) -> I
         notes += why
     packs = options.packs_with(packing.packing_factor)
     replay_found = None if run is None else _replay(run, given, replayed, options, packs=packs)
-    reference = None
-    if shows_reference(given, subject.origin):
-        reference = published_curve(devices)
+    reference = published_curve(devices) if subject.origin == PUBLISHED_LENGTHS else None
     with Progress(console.messages(), interval_seconds=FREQUENT_LINES_SECONDS) as progress:
         simulation = simulate(
             subject.histogram,
@@ -219,11 +217,6 @@ def _read_logs(given: ImbalanceOptions) -> LoggedRun:
     if not paths:
         raise ConfigError(f"--log {', '.join(map(str, named))}: there is no file")
     return pooled([read_logged_run(one) for one in paths])
-
-
-def shows_reference(given: ImbalanceOptions, origin: str) -> bool:
-    """Whether the published curve is drawn: by default beside the lengths that it was published for."""
-    return origin == PUBLISHED_LENGTHS if given.published is None else given.published
 
 
 def cluster_options(

@@ -1,12 +1,9 @@
 """The input of the studies of lengths: a prepared run, or any list of lengths."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from rich.text import Text
 
 from evenpack import console
 from evenpack.config import load_run_file, nearest
@@ -40,9 +37,6 @@ class Subject:
     """The run's data; None for a plain list of lengths."""
     keeps_order: bool = False
     """Whether its rows are packs already, whose tokens may include padding."""
-    verified_by: str | None = None
-    """The command that compares the run's files with their checksums, which nothing here does; None for a plain list
-    of lengths."""
 
     @property
     def histogram(self) -> LengthHistogram:
@@ -63,24 +57,6 @@ class Subject:
             f"{fitted.long_sequences:,} sequences longer than {self.pack_length:,} were {done}: "
             f"{fitted.tokens_lost:,} tokens lost"
         ]
-
-    def verification_sentences(self) -> list[str]:
-        """Says that the content of prepared files was not verified; nothing for a plain list of lengths."""
-        return (
-            []
-            if self.verified_by is None
-            else [f"Content not verified: `{self.verified_by}` compares every file with its checksum"]
-        )
-
-    def verification_texts(self) -> list[Text]:
-        """Returns the same for people, beside tables."""
-        return [console.text(f"{self.origin}: {sentence}") for sentence in self.verification_sentences()]
-
-    def verification(self) -> dict[str, Any]:
-        """Returns the same for JSON."""
-        if self.verified_by is None:
-            return {}
-        return {"content": "not verified", "verified_by": self.verified_by}
 
     def long_sequences(self) -> dict[str, Any]:
         """Returns the sequences that were longer than a pack, for JSON."""
@@ -130,7 +106,6 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
         config=config,
         prepared=prepared,
         keeps_order=config.data.keeps_order,
-        verified_by=shlex.join(["evenpack", "verify", str(run_file), *overrides]),
     )
 
 

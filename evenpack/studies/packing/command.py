@@ -127,11 +127,9 @@ class PackingCommand:
             *([sorted_batches_table(batches)] if batches else []),
             *([] if sweep is None else sweep_shown(sweep)),
             *([] if against is None else [distance_table(against.distance)]),
-            *subject.verification_texts(),
         ]
         value: dict[str, Any] = {
             "origin": subject.origin,
-            **subject.verification(),
             "pack_length": pack_length,
             "long_sequences": subject.long_sequences(),
             "lengths": length_statistics(subject.histogram, pack_length=pack_length),
@@ -145,7 +143,7 @@ class PackingCommand:
         if against is not None:
             value["against"] = against.distance
         if self.plot is not None:
-            footer = [subject.provenance_line(), *subject.long_sentences(), *subject.verification_sentences()]
+            footer = [subject.provenance_line(), *subject.long_sentences()]
             if self.sample is not None:
                 footer.append(f"A random sample of {self.sample:,} of {subject.histogram.sequences:,} sequences.")
             if against is not None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.config import DataConfig
-from evenpack.data.manifest import PackingSummary
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe
@@ -281,37 +280,26 @@ _AT_ONCE = 1 << 20
 """Sequences, or documents, processed together."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Epoch:
-    """An epoch of one source's training data."""
-
-    view: SequenceView
-    packing: PackingSummary
-
-
 def data_of_run(run: ResolvedRun) -> RunData:
     """Reads prepared data.
 
     Raises: DataError if a source has nothing to train on, or the vocabulary lacks a token that the objective needs.
     """
     prepared = run.prepared
-    epochs = {
-        name: _Epoch(view=prepared.view(name, "train"), packing=training_packing(prepared, name))
-        for name in prepared.source_names
-    }
+    views = {name: prepared.view(name, "train") for name in prepared.source_names}
     config = run.config
     data, batching = config.data, config.training.batching
     shares = drawn_shares(config)
-    packings = {name: epoch.packing for name, epoch in epochs.items()}
+    packings = {name: training_packing(prepared, name) for name in views}
     counts = {name: packing.items(batching) for name, packing in packings.items()}
     useful = of_padding = _no_work(config.model.windows)
     padded_rows = Fraction(0)
-    for name, epoch in epochs.items():
+    for name, view in views.items():
         share = shares[name] / counts[name]
-        of_epoch, of_its_padding = _sums(epoch.view, run.objective, config.model.windows)
+        of_epoch, of_its_padding = _sums(view, run.objective, config.model.windows)
         useful = useful.plus(of_epoch, times=share)
         of_padding = of_padding.plus(of_its_padding, times=share)
-        padded_rows += share * _count_padded_rows(epoch.view)
+        padded_rows += share * _count_padded_rows(view)
     return RunData(
         item=average_of(packings, shares, batching=batching, data=data),
         useful=useful,
@@ -322,14 +310,14 @@ def data_of_run(run: ResolvedRun) -> RunData:
             SourceData(
                 name=name,
                 share=share,
-                documents=epochs[name].view.accounting.documents_kept,
+                documents=views[name].accounting.documents_kept,
                 sequences=packings[name].sequences,
                 items=counts[name],
                 tokens=packings[name].tokens,
             )
             for name, share in shares.items()
         ),
-        lengths=None if data.keeps_order else lengths_of([epoch.view for epoch in epochs.values()]),
+        lengths=None if data.keeps_order else lengths_of(list(views.values())),
         vocabulary_size=prepared.vocabulary_size,
         assumptions=(),
     )

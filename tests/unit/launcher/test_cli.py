@@ -195,10 +195,6 @@ def test_lengths_of_a_prepared_run_are_shown_and_drawn(prepared: Path, drawn: li
     assert values["lengths"]["sequences"] == train["sequences"]
     assert values["packings"][-2]["packs"] == train["items_per_epoch"]
     assert sum(values["histogram"]) == train["sequences"]
-    verify = f"evenpack verify {prepared}"
-    assert f"Content not verified: `{verify}` compares every file with its checksum" in done.stdout
-    assert verify in drawn[0].footer
-    assert (values["content"], values["verified_by"]) == ("not verified", verify)
 
 
 def test_rows_dropped_before_tokenising_are_shown_by_prepare(run_file: Path) -> None:

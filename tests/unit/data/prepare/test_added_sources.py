@@ -95,7 +95,7 @@ def test_a_source_that_another_call_adds_at_the_same_time_stays(
         return hold_lock(directory)
 
     monkeypatch.setattr("evenpack.data.prepare.prepare.hold_lock", lock_after_another)
-    with pytest.raises(DataError, match=r"another call has added a source .*: run the same command again"):
+    with pytest.raises(DataError, match=r"another call has just prepared .*: run the same command again"):
         prepare(mine, tmp_path / "set")
     prepare(mine, tmp_path / "set")
     assert {"mine", "theirs", *joined.data.sources} == Manifest.read(tmp_path / "set").sources.keys()

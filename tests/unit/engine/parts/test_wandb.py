@@ -15,7 +15,7 @@ from evenpack.engine.config import WandbSection
 from evenpack.engine.parts.trackers import WandbRun
 from evenpack.engine.reporting.definitions import scalars
 
-OFFLINE = WandbSection(mode="offline", project="packing", group="tries", tags=("one", "two"))
+OFFLINE = WandbSection(mode="offline", project="packing")
 
 _BLOCK = 1 << 15
 _HEAD = 7
@@ -76,9 +76,7 @@ def test_a_run_resumes_under_its_id(tmp_path: Path) -> None:
     starts = finished(tmp_path)
     assert [logged(start) for start in starts] == [[(1, 10.0), (2, 5.0), (3, 10 / 3), (4, 2.5)], [(5, 0.5), (6, 0.5)]]
     runs = [one.run for start in starts for one in start if one.HasField("run")]
-    assert {(run.run_id, run.project, run.run_group, run.display_name) for run in runs} == {
-        (before, "packing", "tries", "tried")
-    }
+    assert {(run.run_id, run.project, run.display_name) for run in runs} == {(before, "packing", "tried")}
     assert [one.exit.exit_code for start in starts for one in start if one.HasField("exit")] == [1, 0]
 
 

@@ -72,18 +72,19 @@ def test_final_values_have_a_spread_and_differences_are_of_pairs() -> None:
     rows = rows_of()
     padding = rows["padding_64_atom_64"]
     assert (padding.final.mean, padding.final.deviation) == (pytest.approx(10.5), pytest.approx(np.sqrt(0.5)))
-    assert padding.difference is not None
-    assert (padding.difference.mean, padding.difference.standard_deviation) == (
+    assert padding.last_tenth_difference is not None
+    assert (padding.last_tenth_difference.mean, padding.last_tenth_difference.standard_deviation) == (
         pytest.approx(-0.5),
         pytest.approx(0.5**0.5),
     )
     assert padding.documents_difference is not None
     assert padding.documents_difference.mean == pytest.approx(-1.0)
     assert padding.documents_difference.standard_deviation == pytest.approx(0.0)
-    assert rows["concat_64_atom_64"].difference is None, "the reference"
+    assert rows["concat_64_atom_64"].last_tenth_difference is None, "the reference"
     documents = rows["documents_64"]
-    assert documents.difference is not None
-    assert (documents.difference.pairs, documents.documents, documents.documents_difference) == (1, None, None)
+    assert documents.last_tenth_difference is not None
+    assert documents.last_tenth_difference.pairs == 1
+    assert (documents.documents, documents.documents_difference) == (None, None)
     assert (padding.steps, padding.steps_per_epoch, padding.padding_share) == (400, 200.0, 0.25)
 
 
@@ -237,7 +238,12 @@ def test_a_run_that_diverged_comes_last_and_is_drawn_as_far_as_it_went(tmp_path:
     broken = runs([40.0, 40.0], [42.0, np.inf], documents=[30.0, np.inf])
     rows = rows_of(concat_64_atom_32=broken)
     row = rows["concat_64_atom_32"]
-    assert (row.final.mean, row.final.deviation, row.difference, row.documents_difference) == (np.inf, None, None, None)
+    assert (row.final.mean, row.final.deviation, row.last_tenth_difference, row.documents_difference) == (
+        np.inf,
+        None,
+        None,
+        None,
+    )
     assert row.rank_in_recipe is not None
     assert row.rank_in_recipe.mean == 2.0
     assert comparison_tables(list(rows.values()), study().chunking)

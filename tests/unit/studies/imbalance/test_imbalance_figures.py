@@ -4,7 +4,6 @@ import itertools
 import json
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 from drawn_figures import keep_figures, texts_of
@@ -16,9 +15,7 @@ from studied_runs import studied
 from evenpack.engine.config import RunConfig
 from evenpack.studies.imbalance import presentation
 from evenpack.studies.imbalance.cluster import SCHEMES
-from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.measurement import is_same_device
-from evenpack.studies.imbalance.study import shows_reference
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
 
@@ -43,21 +40,6 @@ def test_a_log_of_another_device_than_the_cost_models_is_warned_of(packed: RunCo
     assert f"packed was measured on {CPU}, and the simulated lines are an ESTIMATE for NVIDIA H100, bfloat16" in warning
     log_run(packed, device="NVIDIA H100 80GB HBM3")
     assert studied(packed).warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("given", "origin", "shown"),
-    [
-        ({}, "wikipedia_512", True),
-        ({}, "my_run", False),
-        ({"published": True}, "my_run", True),
-        ({"published": False}, "wikipedia_512", False),
-    ],
-)
-def test_the_published_curve_stands_beside_its_own_lengths_or_where_it_is_wanted(
-    given: dict[str, Any], origin: str, shown: bool
-) -> None:
-    assert shows_reference(ImbalanceCommand(**given), origin) == shown
 
 
 @pytest.fixture

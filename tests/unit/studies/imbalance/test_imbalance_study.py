@@ -28,12 +28,12 @@ def test_json_has_all_sources_and_every_row(tmp_path: Path) -> None:
     log.write_text("seq/s\n" + "\n".join(f"{100 * rate:.3f}" for rate in random.gumbel(1.6, 0.12, 400)))
     baseline = tmp_path / "padded.csv"
     baseline.write_text("seq/s\n" + "100\n" * 80)
-    options = ("--log", log, "--baseline-run", baseline, "--published", "--json")
-    code, out, _ = study("squad_1_1_384", "--devices", "1,8", *QUICK, *options)
+    options = ("--log", log, "--baseline-run", baseline, "--json")
+    code, out, _ = study("wikipedia_512", "--devices", "1,8", *QUICK, *options)
     assert code == 0
     values: dict[str, Any] = json.loads(out)
     simulation = values["simulation"]
-    assert values["origin"] == "squad_1_1_384"
+    assert values["origin"] == "wikipedia_512"
     assert values["devices"] == [1, 8]
     rows = {(row["layout"], row["policy"], row["dense"], row["devices"]) for row in simulation["rows"]}
     assert rows == {(one.layout, one.policy, one.dense, devices) for one in SCHEMES for devices in (1, 8)}
@@ -73,8 +73,8 @@ def test_a_run_is_simulated_with_its_own_model(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tables_name_the_estimate_and_every_scheme(tmp_path: Path) -> None:
     plot = tmp_path / "new" / "figure.png"
-    arguments = ("squad_1_1_384", "--devices", "1..4", *QUICK)
-    code, out, err = study(*arguments, "--accumulation", "2", "--zero-stage", "2", "--published", "--plot", plot)
+    arguments = ("wikipedia_512", "--devices", "1..4", *QUICK)
+    code, out, err = study(*arguments, "--accumulation", "2", "--zero-stage", "2", "--plot", plot)
     assert code == 0, err
     for words in (
         "ESTIMATE, not measured: operations of bert large",
@@ -94,8 +94,8 @@ def test_one_number_of_devices_and_a_log_can_be_drawn(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("seq/s\n" + "\n".join(f"{100 + 10 * (number % 7)}" for number in range(100)))
     plot = tmp_path / "figure.png"
-    options = ("--log", log, "--log-devices", "2", "--plot", plot, "--published")
-    code, out, err = study("squad_1_1_384", "--devices", "2", *QUICK, *options)
+    options = ("--log", log, "--log-devices", "2", "--plot", plot)
+    code, out, err = study("wikipedia_512", "--devices", "2", *QUICK, *options)
     assert code == 0, err
     assert "published (BERT, 512): unpadded arrival" in out
     assert "log.csv has no regime of 200 steps" in " ".join(out.split())
