@@ -1,6 +1,7 @@
 """Columns of text are read from parquet, and from folders of `save_to_disk` through `datasets`."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_a_null_and_invalid_utf8_are_named_by_their_rows(tmp_path: Path) -> None
     path = save(datasets.Dataset(null), tmp_path / "null")
     assert f"row 9 of {path}: 'text' must be a string, found null" in refusal(path)
     path = save(datasets.Dataset(wrong), tmp_path / "wrong")
-    assert f"row 1 of {path}: 'text' is not valid UTF-8" in refusal(path)
+    assert re.search(f"row 1 of {path} is not readable as Arrow: .*Invalid UTF8", refusal(path))
 
 
 def test_a_row_group_takes_the_memory_of_a_part_of_it(tmp_path: Path) -> None:
@@ -138,6 +139,22 @@ def test_a_saved_dataset_that_is_cut_off_or_lacks_a_file_is_refused(tmp_path: Pa
     assert f"{file} is cut off: copy the whole folder again" in refusal(folder)
     file.unlink()
     assert file.name in refusal(folder)
+
+
+def test_offsets_that_lead_out_of_a_saved_file_are_refused_and_not_followed(tmp_path: Path) -> None:
+    folder = save(datasets.Dataset(texts_table(["abc", "defg", "hi"])), tmp_path / "set")
+    (path,) = folder.glob("*.arrow")
+    content = path.read_bytes()
+    offsets = b"".join(number.to_bytes(4, "little") for number in (0, 3, 7, 9))
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, offsets[:8] + b"\xff\xff\xff\x7f" + offsets[12:]))
+    assert f"row 1 of {folder} is not readable as Arrow" in refusal(folder)
+
+
+def test_a_saved_dataset_has_no_subset(tmp_path: Path) -> None:
+    folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set")
+    expected = f"source 'wiki': {folder} was written by save_to_disk and has no subsets: leave the source's subset out"
+    assert refusal(folder, subset="en") == expected
 
 
 def test_an_arrow_file_is_no_kind_of_source(tmp_path: Path) -> None:
