@@ -17,7 +17,6 @@ from evenpack.data.sources.files import (
     refuse_split_column,
     split_of,
 )
-from evenpack.data.sources.tables import arrow_errors_as_data_errors
 from evenpack.errors import DataError
 from evenpack.files import expand_user
 
@@ -38,9 +37,7 @@ def load_rows(name: str, subset: str | None, split: str, *, label: str) -> tuple
     folder = expand_user(name)
     is_saved = any(all((folder / name).is_file() for name in names) for names in _OF_SAVED)
     if is_saved and subset is not None:
-        raise DataError(
-            f"{label}: {name} was written by save_to_disk and has no subsets: leave the source's subset out"
-        )
+        raise DataError(f"{label}: {name} was written by save_to_disk and has no subsets: leave its subset out")
     call = "load_from_disk" if is_saved else "load_dataset"
     bars_were_off = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # they would write over the caller's own
@@ -97,6 +94,8 @@ class HubPiece:
         self.total_bytes = int(self._dataset.data.nbytes)
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
+        from evenpack.data.sources.tables import arrow_errors_as_data_errors  # pyarrow takes a while to import
+
         for number, row in enumerate(self._rows(start), start=start):
             where = partial(self._place, number)
             with arrow_errors_as_data_errors(where(), "Arrow"):

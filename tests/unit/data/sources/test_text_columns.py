@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, write_jsonl
-from pydantic import ValidationError
 
+from evenpack.config import validate
+from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.sources.config import HubSource, ParquetSource
 from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import open_corpus, source_inputs
-from evenpack.errors import DataError
+from evenpack.errors import ConfigError, DataError
 
 TEXTS = [f"fünf {number} " * (number % 5) for number in range(50)]
 
@@ -153,13 +154,14 @@ def test_offsets_that_lead_out_of_a_saved_file_are_refused_and_not_followed(tmp_
 
 def test_a_saved_dataset_has_no_subset(tmp_path: Path) -> None:
     folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set")
-    expected = f"source 'wiki': {folder} was written by save_to_disk and has no subsets: leave the source's subset out"
+    expected = f"source 'wiki': {folder} was written by save_to_disk and has no subsets: leave its subset out"
     assert refusal(folder, subset="en") == expected
 
 
 def test_an_arrow_file_is_no_kind_of_source(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"'arrow' found using 'kind' does not match any.*'hub'"):
-        data_config({"wiki": {"kind": "arrow", "path": tmp_path}})
+    values = {"sources": {"wiki": {"kind": "arrow", "path": tmp_path}}}
+    with pytest.raises(ConfigError, match=r"'arrow' found using 'kind' does not match any.*; read a folder of .*: hub"):
+        validate(values, DataConfig, origin="run.yaml")
 
 
 def test_all_formats_of_one_corpus_are_prepared_to_the_same_bytes(
