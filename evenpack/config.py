@@ -525,11 +525,11 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
         return f"{name}: this key is required"
     if detail["type"] == "value_error":
         return f"{name}: {message}" if name else message
-    quotes = ""
+    remedy = "; read a folder of save_to_disk as kind: hub with name: FOLDER" if "tag 'arrow'" in message else ""
     if isinstance(detail["input"], bool | int | float) and detail["type"] in ("string_type", "literal_error"):
         read = "yes, no, on and off as true or false" if isinstance(detail["input"], bool) else "this as a number"
-        quotes = f"; YAML reads {read}: write text in quotes"
-    return f"{name}: {message}, found {quoted(detail['input'])}{quotes}"
+        remedy = f"; YAML reads {read}: write text in quotes"
+    return f"{name}: {message}, found {quoted(detail['input'])}{remedy}"
 
 
 def _tag(kind: Any) -> str | None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from evenpack.data.manifest import Manifest
 from evenpack.data.order.blocked_plan import open_blocks
 from evenpack.data.recipes import DocumentsRecipe
-from evenpack.data.sequences import open_view
+from evenpack.data.sequences import TokenAccounting, open_view
+from evenpack.data.sequences.view import write_description
 from evenpack.data.tokenizers.byte_pairs import read_byte_pairs
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import TokenFile
@@ -21,7 +23,7 @@ from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.parts.mlperf_log import PREFIX, parse_events
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.resolving.cost_model import CostModel
-from evenpack.errors import EvenpackError
+from evenpack.errors import DataError, EvenpackError
 from evenpack.files import parse_json_object
 from evenpack.finetuning.squad import read_questions
 from evenpack.studies.chunking.curves import read_curve
@@ -62,6 +64,21 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, reader: str
         except EvenpackError:
             continue
         pytest.fail(f"{content!r} was read as {found}")
+
+
+@pytest.mark.parametrize(("written", "damaged"), [
+    ('"recipe"', '"recipd"'), ('"token_file_tokens"', '"token_file_tokenr"'), ('"accounting"', '"accountinf"'),
+    ('"max_segments_per_sequence"', '"max_segments_per_sequencd"'), ('"tokens_kept"', '"tokens_keps"'),
+    ('"tokens_kept": 3', '"tokens_kept": 2'),
+])  # fmt: skip
+def test_a_view_with_a_damaged_key_or_number_is_refused(tmp_path: Path, written: str, damaged: str) -> None:
+    token_file = Mock(spec=TokenFile, tokens=3)
+    write_description(tmp_path, RECIPE, token_file, TokenAccounting.of_whole(sequences=1, tokens=3))
+    content = (tmp_path / "view.json").read_text()
+    assert content.count(written) == 1
+    (tmp_path / "view.json").write_text(content.replace(written, damaged))
+    with pytest.raises(DataError, match=r"view\.json is missing or damaged"):
+        open_view(tmp_path, token_file, RECIPE)
 
 
 @settings(max_examples=40)

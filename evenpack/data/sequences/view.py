@@ -19,10 +19,10 @@ from jaxtyping import Bool, Int32, Int64, Integer, Shaped
 
 from evenpack.data.mapped_pages import release_mapped_pages
 from evenpack.data.recipes import OF_THE_LOSS, Recipe
-from evenpack.data.tokens.array_file import open_array, write_array
+from evenpack.data.tokens.array_file import damage_named, open_array, write_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
-from evenpack.files import explained, fsync_directory, read_json, write_json
+from evenpack.files import fsync_directory, read_json, write_json
 
 Trait = Literal["labels", "masks", "padding", "pairs"]
 """Labels of single tokens, stored masks, tokens that only pad, and halves that follow each other or not."""
@@ -397,28 +397,26 @@ def open_stored(kind: type[ViewT], directory: Path, token_file: TokenFile, recip
 
     Raises: DataError if a file is missing or cut short, or if the view is of another recipe or token file.
     """
-    path = directory / _DESCRIPTION
-    try:
-        with explained(path, DataError):
-            description = read_json(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{directory} holds no stored view ({error}); remove the folder and prepare again") from error
-    if description.get("recipe") != _stored_form(recipe):
+    with damage_named(directory / _DESCRIPTION):
+        description = read_json(directory / _DESCRIPTION)
+        stored, tokens = description["recipe"], description["token_file_tokens"]
+        accounting = TokenAccounting(**description["accounting"])
+        max_segments_per_sequence = description["max_segments_per_sequence"]
+    if stored != _stored_form(recipe):
         raise DataError(
-            f"{directory} was made by the recipe {description.get('recipe')}, asked for is {_stored_form(recipe)}; "
-            "prepare again"
+            f"{directory} was made by the recipe {stored}, asked for is {_stored_form(recipe)}; prepare again"
         )
-    if description["token_file_tokens"] != token_file.tokens:
+    if tokens != token_file.tokens:
         raise DataError(
-            f"{directory} was made for a token file of {description['token_file_tokens']} tokens, "
-            f"{token_file.prefix} has {token_file.tokens}; prepare again"
+            f"{directory} was made for a token file of {tokens} tokens, {token_file.prefix} has {token_file.tokens}; "
+            "prepare again"
         )
     arrays = {name: open_array(directory / f"{name}.npy") for name in _array_names(kind)}
     return kind(
         recipe=recipe,
         token_file=token_file,
-        accounting=TokenAccounting(**description["accounting"]),
-        max_segments_per_sequence=description["max_segments_per_sequence"],
+        accounting=accounting,
+        max_segments_per_sequence=max_segments_per_sequence,
         directory=directory,
         **arrays,
     )

@@ -33,6 +33,8 @@ def _loaded(label: str, name: str, subset: str | None, split: str) -> tuple[Any,
 
     folder = expand_user(name)
     is_saved = any(all((folder / name).is_file() for name in names) for names in _OF_SAVED)
+    if is_saved and subset is not None:
+        raise DataError(f"{label}: {name} was written by save_to_disk and has no subsets: leave its subset out")
     call = "load_from_disk" if is_saved else "load_dataset"
     bars_were_off = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # they would write over the caller's own
@@ -89,9 +91,13 @@ class HubPiece:
         self.total_bytes = int(self._dataset.data.nbytes)
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
-        for number, value in enumerate(self._values(start), start=start):
+        from evenpack.data.sources.tables import arrow_errors_as_data_errors  # pyarrow takes a while to import
+
+        for number, row in enumerate(self._rows(start), start=start):
             where = partial(self._place, number)
-            text = text_of(value, self._source.text_key, where, most=self._source.maximum_document_bytes)
+            with arrow_errors_as_data_errors(where(), "Arrow"):
+                row.validate(full=True)  # following an offset out of the file would end the process
+            text = text_of(row[0], self._source.text_key, where, most=self._source.maximum_document_bytes)
             bytes_read = bytes_before + self.total_bytes * (number + 1) // self._count
             yield make_document(text, bytes_read, where, is_held_out=self._is_held_out)
         return max(0, start - self._count)
@@ -100,11 +106,12 @@ class HubPiece:
         """Returns the piece itself: only `datasets` knows the location of rows."""
         return (self,)
 
-    def _values(self, start: int) -> Iterator[Any]:
-        """Yields the values from row `start` on as scalars of `pyarrow`; rows before it are not read."""
+    def _rows(self, start: int) -> Iterator[Any]:
+        """Yields the rows from number `start` on as arrays of one value; rows before it are not read."""
         if start < self._count:
             for rows in self._dataset.with_format("arrow").skip(start).iter(batch_size=_ROWS_AT_ONCE):
-                yield from rows.column(self._source.text_key)
+                column = rows.column(self._source.text_key)
+                yield from (column.slice(index, 1) for index in range(len(column)))
 
     def _place(self, number: int) -> str:
         return f"row {number} of {self._source.name}"

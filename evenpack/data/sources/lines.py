@@ -50,7 +50,7 @@ class SourceReader:
         raw: Any = self._file
         self._unreadable: tuple[type[Exception], ...] = ()
         if is_compressed(path):
-            raw, self._unreadable = _decompressed(self._file, path.suffix)
+            raw, self._unreadable = decompressed(self._file, path.suffix)
         self._stream = io.BufferedReader(raw, _LINE_BUFFER_BYTES)
 
     def __enter__(self) -> "SourceReader":
@@ -163,7 +163,7 @@ def _count_lines(path: Path, stop: int) -> int:
     return count
 
 
-def _decompressed(file: IO[bytes], suffix: str) -> tuple[Any, tuple[type[Exception], ...]]:
+def decompressed(file: IO[bytes], suffix: str) -> tuple[Any, tuple[type[Exception], ...]]:
     """Returns a stream of a compressed file's content, and the errors that say that it is not of this kind."""
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=file), (gzip.BadGzipFile, zlib.error)

@@ -4,6 +4,7 @@ ParquetTable    by row groups, only the requested columns
 StreamedTable   .csv and .tsv with a header row, .jsonl, block by block
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
+from backports import zstd
 
+from evenpack.data.sources.lines import decompressed, is_compressed
 from evenpack.errors import DataError
 
 ROWS_AT_ONCE = 1 << 16
@@ -137,10 +140,10 @@ def row_namer(origin: str, first: int) -> Callable[[int], str]:
 
 @contextmanager
 def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]:
-    """Turns Arrow's errors in the block into a DataError that names the file."""
+    """Turns errors of Arrow (OSError: a damaged page) and decompression in the block into a DataError that names the file."""
     try:
         yield
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:  # Arrow's own for damaged pages
+    except (pa.ArrowException, UnicodeDecodeError, OSError, EOFError, zlib.error, zstd.ZstdError) as error:
         raise DataError(f"{origin} is not readable as {format_name}: {error}") from error
 
 
@@ -175,7 +178,7 @@ class StreamedTable:
                 yield Rows(
                     columns=tuple(batch.column(name) for name in columns),
                     place=row_namer(self.origin, done),
-                    bytes_read=self.total_bytes if file.closed else file.tell(),  # Arrow closes a compressed one
+                    bytes_read=file.tell(),
                 )
                 done += len(batch)
 
@@ -205,11 +208,11 @@ class StreamedTable:
                     file,
                 )
                 return
-            codec = {".zst": "zstd", ".gz": "gzip"}.get(self._path.suffix)
+            stream = decompressed(file, self._path.suffix)[0] if is_compressed(self._path) else file
             schema = {} if columns is None else {"explicit_schema": pa.schema(types)}
             yield (
                 pyarrow.json.open_json(
-                    file if codec is None else pa.CompressedInputStream(file, codec),
+                    pa.PythonFile(stream, mode="r"),
                     read_options=pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES),
                     parse_options=pyarrow.json.ParseOptions(
                         unexpected_field_behavior="infer" if columns is None else "ignore", **schema

@@ -361,7 +361,7 @@ def test_a_stored_view_that_is_missing_torn_or_of_another_file_is_refused(
     token_file: TokenFile, tmp_path: Path
 ) -> None:
     recipe = ConcatRecipe(kind="concat", max_sequence_length=8)
-    with pytest.raises(DataError, match="holds no stored view"):
+    with pytest.raises(DataError, match=r"view\.json is missing or damaged"):
         open_view(tmp_path / "nowhere", token_file, recipe)
 
     build_view(recipe, token_file, np.arange(len(LENGTHS))).save(tmp_path / "train")
@@ -400,7 +400,7 @@ def test_a_view_stored_again_and_cut_short_is_neither_the_old_nor_a_mixture(
     with pytest.raises(KeyboardInterrupt):
         other.save(tmp_path)
 
-    with pytest.raises(DataError, match="holds no stored view"):
+    with pytest.raises(DataError, match=r"view\.json is missing or damaged"):
         open_view(tmp_path, token_file, other.recipe)
 
 

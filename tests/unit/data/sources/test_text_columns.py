@@ -1,6 +1,7 @@
 """Columns of text are read from parquet, and from folders of `save_to_disk` through `datasets`."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, write_jsonl
-from pydantic import ValidationError
 
+from evenpack.config import validate
+from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.sources.config import HubSource, ParquetSource
 from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import open_corpus, source_inputs
-from evenpack.errors import DataError
+from evenpack.errors import ConfigError, DataError
 
 TEXTS = [f"fünf {number} " * (number % 5) for number in range(50)]
 
@@ -92,7 +94,7 @@ def test_a_null_and_invalid_utf8_are_named_by_their_rows(tmp_path: Path) -> None
     path = save(datasets.Dataset(null), tmp_path / "null")
     assert f"row 9 of {path}: 'text' must be a string, found null" in refusal(path)
     path = save(datasets.Dataset(wrong), tmp_path / "wrong")
-    assert f"row 1 of {path}: 'text' is not valid UTF-8" in refusal(path)
+    assert re.search(f"row 1 of {path} is not readable as Arrow: .*Invalid UTF8", refusal(path))
 
 
 def test_a_row_group_takes_the_memory_of_a_part_of_it(tmp_path: Path) -> None:
@@ -140,9 +142,26 @@ def test_a_saved_dataset_that_is_cut_off_or_lacks_a_file_is_refused(tmp_path: Pa
     assert file.name in refusal(folder)
 
 
+def test_offsets_that_lead_out_of_a_saved_file_are_refused_and_not_followed(tmp_path: Path) -> None:
+    folder = save(datasets.Dataset(texts_table(["abc", "defg", "hi"])), tmp_path / "set")
+    (path,) = folder.glob("*.arrow")
+    content = path.read_bytes()
+    offsets = b"".join(number.to_bytes(4, "little") for number in (0, 3, 7, 9))
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, offsets[:8] + b"\xff\xff\xff\x7f" + offsets[12:]))
+    assert f"row 1 of {folder} is not readable as Arrow" in refusal(folder)
+
+
+def test_a_saved_dataset_has_no_subset(tmp_path: Path) -> None:
+    folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set")
+    expected = f"source 'wiki': {folder} was written by save_to_disk and has no subsets: leave its subset out"
+    assert refusal(folder, subset="en") == expected
+
+
 def test_an_arrow_file_is_no_kind_of_source(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"'arrow' found using 'kind' does not match any.*'hub'"):
-        data_config({"wiki": {"kind": "arrow", "path": tmp_path}})
+    values = {"sources": {"wiki": {"kind": "arrow", "path": tmp_path}}}
+    with pytest.raises(ConfigError, match=r"'arrow' found using 'kind' does not match any.*; read a folder of .*: hub"):
+        validate(values, DataConfig, origin="run.yaml")
 
 
 def test_all_formats_of_one_corpus_are_prepared_to_the_same_bytes(

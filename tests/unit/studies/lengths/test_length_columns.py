@@ -248,8 +248,10 @@ BROKEN_FILES = {
     "a truth value": ("a.jsonl", b'{"n": 3}\n{"n": true}\n', "changed from number to boolean in row 1"),
     "an object inside": ("a.jsonl", b'{"n": {"a": 1}}\n', "column 'n' of .* is struct"),
     "a number beyond 64 bits": ("a.jsonl", b'{"n": 99999999999999999999}\n', "a length must be 16777216 or less"),
-    "a cut gzip file": ("a.jsonl.gz", gzip.compress(b'{"n": 3}\n' * 99)[:-12], "Truncated"),
-    "a cut zstd file": ("a.jsonl.zst", zstd.compress(b'{"n": 3}\n' * 99)[:-3], "Truncated"),
+    "a cut gzip file": ("a.jsonl.gz", gzip.compress(b'{"n": 3}\n' * 99)[:-12], "ended before"),
+    "a cut zstd file": ("a.jsonl.zst", zstd.compress(b'{"n": 3}\n' * 99)[:-3], "ended before"),
+    "a damaged zstd file": ("a.jsonl.zst", zstd.compress(b'{"n": 3}\n') + b"junk", "is not readable as JSON lines"),
+    "a damaged gzip file": ("a.jsonl.gz", gzip.compress(b"")[:10] + b"\xff" * 20, "is not readable as JSON lines"),
 }
 
 
@@ -259,6 +261,12 @@ def test_a_broken_file_is_named_with_what_is_wrong(case: str, tmp_path: Path) ->
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         counts(str(tmp_path / name), column="n")
+
+
+def test_a_frame_with_a_window_of_two_gibibytes_can_be_read(tmp_path: Path) -> None:
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 31})
+    (tmp_path / "a.jsonl.zst").write_bytes(compressor.compress(b'{"n": 3}\n') + compressor.flush())
+    assert counts(str(tmp_path / "a.jsonl.zst"), column="n") == [0, 0, 1]
 
 
 @pytest.mark.parametrize("text", [rb"the \ud800", b"the \xff"])
