@@ -140,7 +140,7 @@ def row_namer(origin: str, first: int) -> Callable[[int], str]:
 
 @contextmanager
 def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]:
-    """Turns errors of Arrow (OSError: a damaged page) and decompression in the block into a DataError that names the file."""
+    """Turns errors of Arrow (OSError: a damaged page) and decompression into a DataError that names the file."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, OSError, EOFError, zlib.error, zstd.ZstdError) as error:
