@@ -23,6 +23,7 @@ from faults.disks import remove_small_disk, small_disk
 from faults.life import END_SECONDS, Life
 from faults.preparing import PreparingFaults
 from faults.running import (
+    A_FILE_DELETED,
     NAN,
     RUNNING_FAULTS,
     SPOILS,
@@ -182,7 +183,8 @@ class Campaign:
         life = Life(run, run.command(spoiled=spoil is not None), run.folder / f"life_{state.lives}.log")
         try:
             is_done = self._has_its_faults(state, life, damaged, spoil) and (
-                self._goes_on_with_faults(state, life, deadline if has_faults else 0.0) and self._reaches_its_end(life)
+                self._goes_on_with_faults(state, life, deadline if has_faults else 0.0)
+                and self._reaches_its_end(state, life)
             )
         finally:
             life.kill()
@@ -225,14 +227,25 @@ class Campaign:
         tried = Counter(one.name for one in [*self.tried, *state.tried])
         return self._random.choices([*weights], [weight / (1 + tried[name]) for name, weight in weights.items()])[0]
 
-    def _reaches_its_end(self, life: Life) -> bool:
-        life.mark()
+    def _reaches_its_end(self, state: State, life: Life) -> bool:
+        """Returns whether a run without any more faults has reached its end. Raises: BrokenError.
+
+        A file that was deleted under it may be missed as late as at a save, many steps after it was seen to go on.
+        """
+        if life.is_on():
+            life.mark()
         end = life.wait_for_end(seconds=_HANGS_SECONDS)
         if end is None:
             raise BrokenError(f"the run hangs after step {life.step()}")
-        if end.exit_code != 0:
+        if end.exit_code == 0:
+            return True
+        last = state.tried[-1] if state.tried else None
+        if last is None or last.name != A_FILE_DELETED or f"/{last.detail} " not in end.said:
             raise BrokenError(f"the run ended with {end.exit_code} although nothing disturbed it: {end.said[-600:]}")
-        return True
+        require_clear(end, life.run.case, silent=False)
+        last.outcome, last.said = "ended clearly", end.said[-800:]
+        self._tell(last)
+        return False
 
     def _goes_on_with_a_fault(self, state: State, life: Life) -> bool:
         """Injects one fault; returns whether the run goes on. Raises: MissedError, BrokenError."""

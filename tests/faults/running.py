@@ -24,6 +24,9 @@ Ends = Literal["must", "may", "never"]
 """Whether a run ends by a fault: it must (clearly), it may (clearly) or go on, or it must go on."""
 
 
+A_FILE_DELETED = "a file is deleted under the run"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Injected:
     """A fault that has happened."""
@@ -296,7 +299,7 @@ RUNNING_FAULTS = (
     RunningFault(name="the disk is full", ends="may", inject=fill_the_disk, fits=_on_small_disk),
     RunningFault(name="the directory is removed", ends="must", costs_start=True, inject=remove_the_directory),
     RunningFault(name="a second run on the directory", ends="never", costs_start=True, inject=start_a_second_run),
-    RunningFault(name="a file is deleted under the run", ends="may", inject=delete_a_file),
+    RunningFault(name=A_FILE_DELETED, ends="may", inject=delete_a_file),
 )
 
 

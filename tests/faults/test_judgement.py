@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -19,7 +20,16 @@ from faults.at_rest import ACTIONS, damage_a_file, kind_of
 from faults.campaign import Campaign, State, next_of
 from faults.life import End, Life
 from faults.report import add_campaign
-from faults.running import LONG_COMPILATION, NAN, OTHER_FILE, SLOW_DISK, SPOILS, freeze_ranks, write_spoil
+from faults.running import (
+    A_FILE_DELETED,
+    LONG_COMPILATION,
+    NAN,
+    OTHER_FILE,
+    SLOW_DISK,
+    SPOILS,
+    freeze_ranks,
+    write_spoil,
+)
 from faults.spoiled_worker import SLOW_CALLS, slow_the_disk, spoiled_arguments
 from faults.subject import (
     CASES,
@@ -358,3 +368,26 @@ def test_a_plan_is_followed_and_decides_which_start_is_spoilt(tmp_path: Path) ->
     assert "faults.spoiled_worker" in run.spoiled().command(spoiled=True)
     state.add(SLOW_DISK, "from the start", "")
     assert (StandIn()._prepare_faults(state), next_of(state)) == ((None, None), None)
+
+
+@pytest.mark.parametrize("detail", [".writer", "run.json"])
+def test_a_run_that_misses_a_deleted_file_at_its_next_save_has_ended_clearly(tmp_path: Path, detail: str) -> None:
+    said = "error: /out/.writer cannot be read: No such file or directory; put it back"
+    run = SimpleNamespace(case=SUPERVISED)
+    life = SimpleNamespace(
+        is_on=lambda: False,
+        wait_for_end=lambda seconds: End(exit_code=2, seconds=1.0, said=said, orphans=()),
+        step=lambda: 9,
+        run=run,
+    )
+    state = State(run=cast(Any, run), most_lives=1)
+    tried = state.add(A_FILE_DELETED, "starting", detail)
+    campaign, told = object.__new__(Campaign), []
+    campaign._say = told.append
+    if detail == ".writer":
+        assert not campaign._reaches_its_end(state, cast(Any, life))
+        assert tried.outcome == "ended clearly"
+        assert len(told) == 1
+    else:  # that was another file
+        with pytest.raises(BrokenError, match="although nothing disturbed it"):
+            campaign._reaches_its_end(state, cast(Any, life))
