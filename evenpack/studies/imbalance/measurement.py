@@ -440,15 +440,16 @@ def _gpu_models(name: str) -> set[str]:
     return set() if name.startswith("CPU") else set(re.findall(r"\b[A-Z]{1,3}\d{2,4}\w*", name))
 
 
-def require_comparable(run: LoggedRun, baseline: LoggedRun) -> list[str]:
-    """Returns warnings for what else differs besides the layout.
+def require_comparable(run: LoggedRun, baseline: LoggedRun, *, ranks: int) -> list[str]:
+    """Returns warnings for what else differs besides the layout, of a run on so many ranks.
 
     Raises: ConfigError for other ranks, devices, data or models, because a ratio of rates would say nothing then.
     """
-    if run.ranks is not None and baseline.ranks is not None and run.ranks != baseline.ranks:
+    if baseline.ranks not in (None, ranks):
+        taken = " (--log-devices, 8 by default: its log does not say)" if run.ranks is None else ""
         raise ConfigError(
-            f"{run.label} ran on {run.ranks} ranks and its baseline {baseline.label} on {baseline.ranks}: a speed-up "
-            f"is one on as many devices; train the baseline on {run.ranks} ranks"
+            f"{run.label} ran on {ranks} ranks{taken} and its baseline {baseline.label} on {baseline.ranks}: a "
+            f"speed-up is one on as many devices; train the baseline on {ranks} ranks"
         )
     warnings = []
     unknown = [one.label for one in (run, baseline) if one.record is None]
@@ -573,7 +574,8 @@ def measure(run: LoggedRun, *, ranks: int, baseline: LoggedRun | None, cost: Ste
     warnings = [*run.log.warnings, *_device_warnings(run, cost)]
     over = speed_up = reach = None
     if baseline is not None:
-        warnings += [*require_comparable(run, baseline), *(f"{baseline.label}: {one}" for one in baseline.log.warnings)]
+        warnings += require_comparable(run, baseline, ranks=ranks)
+        warnings += [f"{baseline.label}: {one}" for one in baseline.log.warnings]
         over = baseline.log.sequences_per_second if _is_padding(baseline, warnings) else None
         speed_up = run.log.sequences_per_second / baseline.log.sequences_per_second
         reach = interval(_bootstrapped(run, seed=0) / _bootstrapped(baseline, seed=1))
@@ -588,7 +590,12 @@ def measure(run: LoggedRun, *, ranks: int, baseline: LoggedRun | None, cost: Ste
 
 
 def _is_padding(baseline: LoggedRun, warnings: list[str]) -> bool:
-    if baseline.record is not None and not baseline.is_padding:
+    if baseline.record is None:
+        warnings.append(
+            f"the layout of the baseline {baseline.label} is not recorded: its steps are TAKEN as padded, and "
+            "speed-ups over padding are over them"
+        )
+    elif not baseline.is_padding:
         warnings.append(
             f"the baseline is {baseline.layout}, and simulated speed-ups are over padding by arrival: the measured one "
             "is in the table alone"

@@ -114,7 +114,24 @@ def test_a_log_of_padded_steps_is_a_baseline(packed: RunConfig, tmp_path: Path) 
     assert given is not None
     assert given.is_over_padding
     assert given.speed_up == pytest.approx(2.0, rel=0.01)
-    assert any("no run.json beside the log of padded.csv" in warning for warning in given.warnings)
+    unknown, taken = given.warnings[-2:]
+    assert "no run.json beside the log of padded.csv" in unknown
+    assert "the layout of the baseline padded.csv is not recorded: its steps are TAKEN as padded" in taken
+
+
+def test_the_devices_that_an_option_gives_to_a_log_are_compared_with_those_of_the_baseline(
+    packed: RunConfig, padded: RunConfig, tmp_path: Path
+) -> None:
+    log = tmp_path / "packed.csv"
+    log.write_text("seq/s\n" + "32\n" * 80)
+    given: dict[str, Any] = {"log": [log], "baseline_run": log_run(padded, ranks=4)}
+    measured = studied(packed, log_devices=4, **given).measured
+    assert measured is not None
+    assert measured.speed_up == pytest.approx(1.0, rel=0.01)
+    for devices in (2, None):
+        message = rf"packed.csv ran on {devices or 8} ranks \(--log-devices, 8 by .*\) and its baseline padded on 4"
+        with pytest.raises(ConfigError, match=message):
+            studied(packed, log_devices=devices, **given)
 
 
 def test_a_log_of_other_settings_is_left_out_by_name(packed: RunConfig, padded: RunConfig) -> None:
@@ -170,16 +187,16 @@ def test_a_baseline_of_another_model_or_other_data_is_refused(packed: RunConfig,
 def test_other_differences_of_a_baseline_are_warnings(packed: RunConfig, padded: RunConfig, tmp_path: Path) -> None:
     run = read_logged_run(log_run(packed) / "metrics.jsonl")
     same = log_run(padded) / "metrics.jsonl"
-    assert require_comparable(run, read_logged_run(same)) == []
+    assert require_comparable(run, read_logged_run(same), ranks=2) == []
     bare = tmp_path / "bare" / "metrics.jsonl"
     bare.parent.mkdir()
     bare.write_bytes(same.read_bytes())
     other = log_run(changed(padded, deepspeed={"zero_stage": 1}), commit="def456", sequences=32)
-    settings, commit, step = require_comparable(run, read_logged_run(other / "metrics.jsonl"))
+    settings, commit, step = require_comparable(run, read_logged_run(other / "metrics.jsonl"), ranks=2)
     assert "deepspeed.zero_stage 0 and 1" in settings
     assert "abc123 and def456" in commit
     assert "a step of packed holds 16 sequences on average and one of its baseline 32" in step
-    (warning,) = require_comparable(run, read_logged_run(bare))
+    (warning,) = require_comparable(run, read_logged_run(bare), ranks=2)
     assert "no run.json beside the log of metrics.jsonl" in warning
 
 
@@ -191,10 +208,10 @@ def test_a_key_newer_than_a_record_has_its_default_there(packed: RunConfig, padd
     baseline = read_logged_run(path.with_name("metrics.jsonl"))
     default = RunConfig.model_validate(record["config"]).model.dropout
     log_run(changed(packed, model={"dropout": default}))
-    assert require_comparable(read_logged_run(run), baseline) == []
+    assert require_comparable(read_logged_run(run), baseline, ranks=2) == []
     log_run(changed(packed, model={"dropout": 0.5}))
     with pytest.raises(ConfigError, match=rf"model.dropout 0.5 and {default}"):
-        require_comparable(read_logged_run(run), baseline)
+        require_comparable(read_logged_run(run), baseline, ranks=2)
 
 
 def test_a_baseline_that_is_no_padding_is_not_drawn_as_one(packed: RunConfig, padded: RunConfig) -> None:
