@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import chain, count
 from typing import Literal
 
@@ -26,7 +27,7 @@ from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.memory.text import explained_memory
 from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.parts.metrics_writer import MetricsWriter
-from evenpack.engine.parts.mlperf_log import MlperfLog
+from evenpack.engine.parts.mlperf_log import MlperfLog, require_first_start
 from evenpack.engine.parts.part import Parts, Step, Update
 from evenpack.engine.parts.profile import StepProfile
 from evenpack.engine.parts.progress import ProgressLine, StepActivities
@@ -109,6 +110,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
             start = find_start(resolved, world)
             if start.is_done:
                 return _nothing_to_do(start)
+            world.on_main(partial(require_first_start, start))
             largest = max(start.resolved.of_stages, key=lambda stage: stage.shape.items_per_micro_batch)
             with explained_damage(start.prepared.directory), explained_memory(largest, world):
                 outcome = _train(start, stop_requested=stop_requested, started=started)

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,14 +155,20 @@ def test_a_run_that_misses_its_target_passes_as_open_and_is_refused_as_closed(
 
 
 def refusals(world: World, stopped: RunConfig) -> list[str]:
-    """Returns the errors of a resume, and of a start in a folder that holds a log and no checkpoint."""
+    """Returns the errors of a resume, and of a start in a folder that holds a log and no checkpoint.
+
+    Neither adds its start to run.json.
+    """
     messages = []
     train_in(world, stopped, stop_requested=never)
+    record = stopped.run.output_dir / "run.json"
+    before = world.on_main(record.read_bytes)
     for config in (changed(stopped, training={"stop_after_steps": None}), stopped):
         with pytest.raises(RunError) as caught:
             train_in(world, config, stop_requested=never)
         messages.append(str(caught.value))
-        shutil.rmtree(config.run.output_dir / "checkpoints", ignore_errors=True)
+        assert world.on_main(record.read_bytes) == before
+        world.on_main(partial(shutil.rmtree, config.run.output_dir / "checkpoints", ignore_errors=True))
     return messages
 
 
@@ -173,7 +180,8 @@ def test_a_run_that_was_interrupted_is_not_logged_on(reached: RunConfig, tmp_pat
         data={"prepared_dir": reached.prepared_dir},
         training={"stop_after_steps": 1},
     )
-    resumed, begun = run_ranks(refusals, 1, stopped)[0]
+    (resumed, begun), of_other_rank = run_ranks(refusals, 2, stopped)
+    assert of_other_rank == [resumed, begun]
     assert resumed == begun
     assert "holds a run that has begun" in begun
     assert "mlperf=null" in begun

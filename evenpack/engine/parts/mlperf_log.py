@@ -28,6 +28,16 @@ PREFIX = ":::MLLOG "
 _FIELDS = ("key", "value", "time_ms", "metadata")
 
 
+def require_first_start(run: Start) -> None:
+    """Checks on rank 0 that a run with the section `mlperf` begins. Raises: RunError if it has begun before."""
+    output_dir = run.config.run.output_dir
+    if run.config.mlperf is not None and (run.steps_done or (output_dir / MLPERF_LOG).exists()):
+        raise RunError(
+            f"{output_dir} holds a run that has begun, and a log for MLPerf is of a run from its first step to its "
+            "end: choose another run.output_dir to start again, or set mlperf=null to go on without a log"
+        )
+
+
 class MlperfLog(Part):
     """Writes the log of a run with the section `mlperf`, on rank 0."""
 
@@ -50,16 +60,10 @@ class MlperfLog(Part):
     def opened(self) -> Iterator[None]:
         """Begins the log, up to the start of the clock.
 
-        Raises: RunError if the run has begun before, or the log cannot be written.
+        Raises: RunError if the log cannot be written.
         """
-        run = self._run
-        path = run.config.run.output_dir / MLPERF_LOG
+        path = self._run.config.run.output_dir / MLPERF_LOG
         require_owned(path.parent)
-        if run.steps_done or path.exists():
-            raise RunError(
-                f"{path.parent} holds a run that has begun, and a log for MLPerf is of a run from its first step to "
-                "its end: choose another run.output_dir to start again, or set mlperf=null to go on without a log"
-            )
         with closing(_LogFile(path)) as file:
             self._logger = mlperf_logger(file)
             self._describe()
