@@ -30,6 +30,11 @@ _LATE: dict[Kind, str] = {
     "compute": "its passes take {:.1%} longer than those of others, for the same work",
     "loader": "it waits for its batches longer than others do, by {:.1%} of the passes' time",
 }
+_LATE_AMONG_UNLIKE: dict[Kind, str] = {
+    "compute": "its passes, beside those of others, take {:.1%} longer than in its first steps, for the same work",
+    "loader": "it waits for its batches, beside others, longer than in its first steps, by {:.1%} of the passes' time",
+}
+"""The same where devices differ: `slow_by` is then the growth over the rank's own first steps."""
 
 
 class RankTimes(Part):
@@ -143,7 +148,7 @@ class RankTimes(Part):
         test = model.tests[kind]
         if test.since is None or test.slow_by is None:
             return f"rank {self._world.rank}{where} is no longer slow (step {step})"
-        late = _LATE[kind].format(test.slow_by) + ("" if test.is_alike else ", which it did not in its first steps")
+        late = (_LATE if test.is_alike else _LATE_AMONG_UNLIKE)[kind].format(test.slow_by)
         since = f"rank {self._world.rank}{where} is slow since about step {test.since}"
         return f"{since}: {late}; `evenpack waits` shows what it costs (step {step})"
 

@@ -74,7 +74,8 @@ def test_a_rank_that_becomes_slow_says_so_once_and_where_it_is(
                 recorded[number] = one.rank_times
     (message,) = caplog.messages
     assert message.startswith(f"rank 0 on node7, cuda:3 (H100), is slow since about step {first_judged + 21}: its ")
-    assert ("in its first steps" in message) != is_alike
+    assert ("% longer than those of others" in message) == is_alike
+    assert ("% longer than in its first steps" in message) != is_alike
     assert "split_steps" in recorded[50], "from the 31st step on"
     named = next(number for number, values in recorded.items() if values.get("compute_slow_since") != [None])
     assert named < first_judged + 40, "gathered at once, and not at the next hundred"
