@@ -82,6 +82,8 @@ class WaitsOfRun:
     """All of the time in steps: computing, the waits by cause, and the rest."""
     by_rank: tuple[RankRow, ...]
     episodes: tuple[Episode, ...]
+    least_slowdown: float | None
+    """Smallest slowdown of passes that is named on each rank, when it was last known; None before ranks are judged."""
     notes: tuple[str, ...]
 
 
@@ -106,6 +108,7 @@ def read_waits(output_dir: Path) -> WaitsOfRun:
         starts = () if record is None else record.starts
         gathered = [one for one in split if _lists_waits_of(one.get("ranks") or {}, ranks)]
         by_rank = _by_rank(gathered, starts, ranks)
+        least_slowdowns = [one["ranks"]["compute_least_slowdown"] for one in gathered]
         timed = [one for one in records if all(one.get(name) is not None for name in _TIMES)]
         return WaitsOfRun(
             run=output_dir.name if record is None else str(record.config["run"]["name"]),
@@ -116,7 +119,8 @@ def read_waits(output_dir: Path) -> WaitsOfRun:
             parts=_parts(timed),
             by_rank=by_rank,
             episodes=_episodes(gathered, starts, ranks),
-            notes=tuple(_notes(by_rank, starts)),
+            least_slowdown=next((max(each) for each in reversed(least_slowdowns) if None not in each), None),
+            notes=tuple(_notes(split, by_rank, starts)),
         )
 
 
@@ -208,7 +212,11 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecor
     return tuple(sorted(found, key=lambda one: one.named))
 
 
-def _notes(by_rank: Sequence[RankRow], starts: Sequence[StartRecord]) -> Iterator[str]:
+def _notes(
+    split: Sequence[Mapping[str, Any]], by_rank: Sequence[RankRow], starts: Sequence[StartRecord]
+) -> Iterator[str]:
+    if len({one["world_size"] for one in split}) > 1:
+        yield f"The run had other numbers of ranks before: tables of ranks are of the last, {split[-1]['world_size']}."
     if not by_rank:
         yield (
             "No values of single ranks are logged (training.log_rank_times_every_steps is null, or its first record is "
@@ -261,9 +269,13 @@ def waits_tables(found: WaitsOfRun) -> list[RenderableType]:
     shown: list[RenderableType] = [table_of(found.parts, _PARTS, title=title)]
     if found.episodes:
         shown.append(table_of(found.episodes, _OF_EPISODE, title="Ranks that were slow"))
+    elif found.least_slowdown is not None:
+        shown.append(
+            text(f"No rank was slow: passes that take {found.least_slowdown:.1%} longer or more would be named.")
+        )
     elif found.by_rank:
-        learned = f"each is judged after {LEARNING_STEPS} steps that are split, in which it learns how it varies"
-        shown.append(text(f"No rank has been named as slow; {learned}."))
+        learned = f"each first learns how it varies, from {LEARNING_STEPS} steps that are split"
+        shown.append(text(f"No rank has been judged yet: {learned}."))
     if found.by_rank:
         most = sorted(found.by_rank, key=lambda row: row.waited_for_hours, reverse=True)[:MOST_RANKS]
         count = len(found.by_rank)

@@ -199,10 +199,22 @@ def test_a_log_without_waits_says_what_would_do(steps: int, tmp_path: Path) -> N
         read_waits(write(tmp_path, [record(step, is_split=False) for step in range(1, steps + 1)]))
 
 
-def test_where_no_rank_is_named_it_is_said_from_when_they_are_judged(tmp_path: Path) -> None:
-    found = read_waits(write(tmp_path, watched({100: lists({})}, last=130)))
-    (said,) = [str(one) for one in waits_tables(found) if "judged" in str(one)]
-    assert f"after {LEARNING_STEPS} steps" in said
+def test_ranks_that_are_not_judged_yet_are_told_from_ranks_that_are_not_slow(tmp_path: Path) -> None:
+    learning = lists({}) | {"compute_least_slowdown": [None] * RANKS}
+    found = read_waits(write(tmp_path / "learning", watched({100: learning}, last=130)))
+    (said,) = [str(one) for one in waits_tables(found) if "No rank" in str(one)]
+    assert f"judged yet: each first learns how it varies, from {LEARNING_STEPS} steps" in said
+    # Judged, and started again since.
+    found = read_waits(write(tmp_path / "judged", watched({250: lists({}), 300: learning})))
+    (said,) = [str(one) for one in waits_tables(found) if "No rank" in str(one)]
+    assert "No rank was slow: passes that take 6.0% longer or more" in said
+
+
+def test_tables_of_ranks_name_the_number_of_ranks_that_they_are_of(tmp_path: Path) -> None:
+    before = [record(step, ranks=2) for step in range(1, 101)]
+    found = read_waits(write(tmp_path, [*before, *watched({100: lists({})})[30:]]))
+    (note,) = found.notes
+    assert "tables of ranks are of the last, 4" in note
 
 
 def test_a_directory_without_a_log_is_named(tmp_path: Path) -> None:
