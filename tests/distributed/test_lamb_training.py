@@ -222,7 +222,7 @@ def test_adjusted_runs_say_what_they_do_and_resume_as_they_began(config: RunConf
     )
     for told in run_ranks(all_runs, 2, betas, fewer):
         (line,) = [text for text in told.log if text.startswith("packing adjustment lamb_betas for ")]
-        assert "Restore the training.packs_per_step and packing_adjustment with which the run" in told.refusals[0]
+        assert "has done 2 steps of 12, this run's training.packs_per_step is 24" in told.refusals[0]
         assert "another network or optimizer" in told.refusals[1]
         assert "optimizer.kind: adamw -> lamb" in told.refusals[1]
     check_packed_betas(*betas, line)
