@@ -4,8 +4,8 @@
     python benchmarks/against_checkout.py configs/gpt2_mini_wiki.yaml --other ../older [--rounds 5] [--steps 30]
                                           [--json FILE] [section.key=value ...]
 
-Both checkouts read their own file of that name with the same overrides, in their own environments. A round takes each
-measure of both, one directly after the other, and in the other order in the next round:
+Both checkouts read their own file of that name with the same overrides, each in its own folder and environment. A round
+takes each measure of both, one directly after the other, and in the other order in the next round:
 
     help          `evenpack --help`
     prepare       `evenpack prepare`, into a new folder
@@ -25,6 +25,7 @@ import subprocess
 import tempfile
 import time
 from argparse import Namespace
+from contextlib import chdir
 from pathlib import Path
 
 import measuring
@@ -46,9 +47,8 @@ def main() -> None:
             seconds = measure(checkouts[name], arguments)
             if number > 0:  # the first fills the caches of files
                 found[name].append(seconds)
-                print(
-                    f"round {number}, {name}: " + json.dumps({key: round(value, 3) for key, value in seconds.items()})
-                )
+                rounded = {key: round(value, 3) for key, value in seconds.items()}
+                print(f"round {number}, {name}: {json.dumps(rounded)}", flush=True)
     show(found)
     commits = {
         name: output_of(["git", "-C", str(folder), "rev-parse", "HEAD"]).strip() for name, folder in checkouts.items()
@@ -61,7 +61,8 @@ def measure(checkout: Path, arguments: Namespace) -> dict[str, float]:
     """Returns the seconds of each measure of one checkout."""
     evenpack = str(checkout / ".venv/bin/evenpack")
     run_file = str(checkout / arguments.run_file)
-    with tempfile.TemporaryDirectory() as folder:
+    # Python finds the package of the folder that it is started in before the installed one.
+    with chdir(checkout), tempfile.TemporaryDirectory() as folder:
         values = [f"data.prepared_dir={folder}/data", f"run.output_dir={folder}/run", *arguments.overrides]
         help_wall, help_cpu = seconds_of([evenpack, "--help"])
         prepare_wall, prepare_cpu = seconds_of([evenpack, "prepare", run_file, *values])

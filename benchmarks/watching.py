@@ -55,8 +55,9 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
         folder.write_status(replace(RankStatus.starting("run", place), process=process))
     limits = HangLimits(step_seconds=_TIMEOUT_SECONDS, start_seconds=_TIMEOUT_SECONDS)
     heartbeat = Heartbeat(folder, RankStatus.starting("run", places[0]), limits=limits)
-    guard = Guard(places[0], Ancestors())
-    guard.watch(WatchedRun(places[0], folder=folder, token=None, stop=StopFlag(), heartbeat=heartbeat, limits=limits))
+    stop = StopFlag()
+    guard = Guard(places[0], Ancestors(), stop)
+    guard.watch(WatchedRun(places[0], folder=folder, token=None, stop=stop, heartbeat=heartbeat, limits=limits))
     guard.look()  # the first one imports and identifies
     began = time.thread_time()
     for _ in range(looks):

@@ -10,7 +10,7 @@
     ├── CheckpointError    a checkpoint that is missing, broken or of another run
     │   └── UnjudgedCheckpointError
     └── RunError           a run that could not continue: a rank died, the disk is full
-        └── SaveError, StoppedEarlyError
+        └── SaveError
 
 Each message says what was expected, what was found, and what to do. The command line prints it without a
 traceback and exits with `EXIT_BAD_INPUT`.
@@ -61,10 +61,6 @@ class UnjudgedCheckpointError(CheckpointError):
 
 class RunError(EvenpackError):
     """A run could not continue."""
-
-
-class StoppedEarlyError(RunError):
-    """A run was asked to stop before its ranks had met: nothing has changed, and the same command continues it."""
 
 
 class SaveError(RunError):

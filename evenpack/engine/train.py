@@ -71,10 +71,9 @@ def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutc
     end of the step and return.
 
     Raises: ConfigError, DataError, CheckpointError or BackendError if the run cannot start; RunError for a loss that
-    is not finite (nothing is saved then), a full disk, or ranks that do not see the same files; StoppedEarlyError if
-    `stop_requested` before all ranks have met.
+    is not finite (nothing is saved then), a full disk, or ranks that do not see the same files.
     """
-    with joined_world(run_facts(config), stop_requested=stop_requested, patience=_COLLECTIVE_TIMEOUT) as world:
+    with joined_world(run_facts(config), patience=_COLLECTIVE_TIMEOUT) as world:
         configure_logging(world)
         return train_in(world, config, stop_requested=stop_requested)
 

@@ -12,22 +12,22 @@ Loader processes import this module again, so heavy modules are imported only wh
 
 import argparse
 import faulthandler
-import hashlib
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from evenpack.engine.activity import doing
-from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
+from evenpack.errors import EXIT_BAD_INPUT, EvenpackError, RunError
 from evenpack.files import explained, is_of_the_system, system_error
-from evenpack.launch_environment import MAX_RESTARTS, refuse_other_options
+from evenpack.launch_environment import refuse_other_options
 from evenpack.launcher.processes.devices import (
     choose_accelerator,
     configure_allocator,
@@ -38,16 +38,9 @@ from evenpack.launcher.processes.devices import (
 from evenpack.launcher.processes.guard import Ancestors, Guard, WatchedRun, end_process, mark_what_is_started
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
-from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, parent_command, plain_run_id
-from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection, output_dir_of_first
-from evenpack.launcher.processes.stop import (
-    StopFlag,
-    StopRequest,
-    read_stop_request,
-    say,
-    survive_readers,
-    write_stop_request,
-)
+from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, parent_command
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection
+from evenpack.launcher.processes.stop import StopFlag, say, stopped_exit_code, survive_readers
 from evenpack.worker_pool import QuickEnd
 
 if TYPE_CHECKING:
@@ -60,19 +53,7 @@ EXIT_ERROR = 1
 _OTHERS_SECONDS = 2.0
 """Seconds that a rank with an error waits for the statuses of others, to see whether they have it too or caused it."""
 
-_SIGNALLED_SECONDS = 6.0
-"""Seconds until a guard notices that a rank of its machine has died before it had started."""
-
-_STOP_SECONDS = 2.0
-"""Seconds for the guards of other ranks to find a stop request."""
-
-_OWNER_SECONDS = 600.0
-"""Seconds that a rank waits for rank 0 to own the output directory: it may start later, and tries for a while."""
-
-_POLL_SECONDS = 1.0
-"""Seconds between two checks of what another process has opened."""
-
-_IS_OWN = "the output directory is this run's"
+_OWNER = "output directory of rank 0"
 """Name in a meeting."""
 
 
@@ -110,88 +91,54 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
         say(f"error: {error}")  # no rank knows its number, so each says it
         return EXIT_BAD_INPUT
     ancestors = Ancestors() if place.launched else None
-    guard = Guard(place, ancestors)
+    stop = StopFlag()
+    stop.install()
+    guard = Guard(place, ancestors, stop)
     guard.start()
     share_cores(place)
     mark_what_is_started()
-    try:
-        config = _load_config(options.run_file, options.overrides)
-        configure_allocator(config, os.environ)
-        require_seen_gpus(config, os.environ)
-    except EvenpackError as error:
-        _refuse(error, place, options.evenpack_run)
-        if place.spans_machines:  # on the others it may be right
-            _tell_others(error, place, options.evenpack_run)
-        return EXIT_BAD_INPUT
-    try:
-        meeting = _meeting(place, options.evenpack_run)
-    except EvenpackError as error:
-        _refuse(error, place, options.evenpack_run)
-        return EXIT_BAD_INPUT
     token = options.evenpack_run
-    run_id = token.run_id if token is not None else plain_run_id(place) if meeting is None else meeting.id
-    rank = Rank(config, place, token, run_id=run_id, ancestors=ancestors, guard=guard, meeting=meeting)
-    if train is None and place.rank == 0:
+    config, problem = _load_config(options.run_file, options.overrides)
+    if problem is not None and place.local_rank == 0:
+        say(_error_line(problem, place))
+    if train is None and place.rank == 0 and problem is None:
         joining = f", then joining {place.world_size} ranks" if place.world_size > 1 else ""
         say(f"importing torch and DeepSpeed{joining}")
+    meeting = None
+    if place.world_size > 1 and (problem is not None or token is None):
+        try:
+            meeting, problems = _meet(token, problem)
+        except EvenpackError as error:
+            say(_error_line(problem or error, place))
+            return EXIT_BAD_INPUT
+        if problems and place.local_rank == 0:  # for all ranks of its machine
+            say(_error_line("\n  ".join(["other ranks cannot start:", *problems]), place))
+        if problems:
+            return EXIT_BAD_INPUT
+    if config is None:
+        return EXIT_BAD_INPUT
+    run_id = token.run_id if token is not None else uuid.uuid4().hex if meeting is None else meeting.id
+    rank = Rank(config, place, token, run_id=run_id, ancestors=ancestors, guard=guard, stop=stop, meeting=meeting)
     return rank.run(train or _train)
 
 
-def _refuse(error: EvenpackError, place: RankPlace, token: LaunchToken | None) -> None:
-    """Says an error from before the ranks have files in common; one that all ranks of a machine have is said once.
-
-    The first rank of the machine listens for a while at an address made of its error. The others keep silent if they
-    reach it by theirs. Linux has such addresses without files, so that nothing stays; elsewhere each rank speaks.
-    """
-    run_id = plain_run_id(place) if token is None else token.run_id
-    address = f"\0evenpack-{hashlib.sha256(f'{run_id} {error}'.encode()).hexdigest()}"
-    is_first = place.local_rank == 0
-    deadline = time.monotonic() + _OTHERS_SECONDS + (_OTHERS_SECONDS if is_first else 0.0)
-    with socket.socket(socket.AF_UNIX) as ours:
-        if is_first:
-            with suppress(OSError):
-                ours.bind(address)
-                ours.listen()
-        elif _is_reached(ours, address, deadline):
-            return
-        say(f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}")
-        for _ in range(1, place.local_world_size if is_first else 1):
-            with suppress(OSError):
-                ours.settimeout(max(0.01, deadline - time.monotonic()))
-                ours.accept()[0].close()
-
-
-def _is_reached(ours: socket.socket, address: str, deadline: float) -> bool:
-    while time.monotonic() < deadline:
-        with suppress(OSError):
-            ours.connect(address)
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _tell_others(error: EvenpackError, place: RankPlace, token: LaunchToken | None) -> None:
-    """Meets the others as a rank that starts does, so that they end with this error instead of waiting."""
-    choose_accelerator()
-    from evenpack.engine.world.distributed import tell_that_rank_cannot_start
-
-    with suppress(EvenpackError):
-        meeting = _meeting(place, token)
-        tell_that_rank_cannot_start(str(error))
-        del meeting
-
-
-def _meeting(place: RankPlace, token: LaunchToken | None) -> "Meeting | None":
-    """Meets ranks of other machines, for an id of the run that `evenpack train` has not given. Raises: RunError.
+def _meet(token: LaunchToken | None, problem: EvenpackError | None) -> "tuple[Meeting, list[str]]":
+    """Meets the other ranks, for an id of the run that `evenpack train` has not given, or to end them with `problem`.
 
     Rank 0 may hold the others' store, so the meeting must live as long as this process.
-    """
-    if token is not None or not place.spans_machines:
-        return None
-    choose_accelerator()
-    from evenpack.engine.world.distributed import meet
 
-    return meet("run id")
+    Returns: the meeting, and what other ranks have for a problem. Raises: EvenpackError.
+    """
+    choose_accelerator()
+    from evenpack.engine.world.agreement import all_problems
+    from evenpack.engine.world.distributed import AGREEMENT, meet
+
+    meeting = meet("run id" if token is None else AGREEMENT)
+    return meeting, all_problems(meeting, None if problem is None else str(problem))
+
+
+def _error_line(error: object, place: RankPlace) -> str:
+    return f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}"
 
 
 class Rank:
@@ -206,9 +153,10 @@ class Rank:
         run_id: str,
         ancestors: Ancestors | None,
         guard: Guard,
-        meeting: "Meeting | None" = None,
+        stop: StopFlag,
+        meeting: "Meeting | None",
     ) -> None:
-        """`meeting`: where ranks of several machines have met that `evenpack train` has not started."""
+        """`meeting`: where ranks have met that `evenpack train` has not started; None for one that is alone."""
         self._config = config
         self._meeting = meeting
         self._place = place
@@ -217,7 +165,7 @@ class Rank:
         self._folder = RankFolder(config.run.output_dir, run_id)
         self._owns_files = False
         """Whether the files of ranks in the output directory are this run's."""
-        self._stop = StopFlag()
+        self._stop = stop
         limits = HangLimits.of(config.run)
         self._heartbeat = Heartbeat(self._folder, RankStatus.starting(run_id, place), limits=limits)
         self._guard = guard
@@ -231,8 +179,6 @@ class Rank:
             try:
                 self._begin(held)
                 outcome = train(self._config, stop_requested=self._stop.is_set)
-            except StoppedEarlyError:
-                self._stop_early()
             except EvenpackError as error:
                 self._fail(str(error))
             except BaseException as error:
@@ -241,7 +187,7 @@ class Rank:
                     place = f" on {socket.gethostname()} while {doing.activity}"
                     self._fail(system_error(error, path, place=place))
                 self._crash(error)
-            exit_code = _stopped_exit_code() if outcome.state == "stopped" else 0
+            exit_code = stopped_exit_code() if outcome.state == "stopped" else 0
             with suppress(OSError):
                 self._heartbeat.end(outcome.state, exit_code=exit_code, step=outcome.step)
             self._guard.finish(exit_code)
@@ -262,85 +208,42 @@ class Rank:
             self._heartbeat.keep_up()
         if self._token is not None and self._place.rank == 0:
             held.enter_context(held_as_writer(output_dir, needs=self._needs()))
-        self._stop.install()
         self._guard.watch(self._watched)
 
     def _own_output_dir(self, held: ExitStack) -> None:
         """Makes the output directory this run's, or waits until rank 0 has: before, its files may be another run's.
 
-        Ranks of several machines learn it in their meeting, others by files. Raises: RunError.
+        Raises: RunError.
         """
+        ours = self._config.run.output_dir
+        place = [socket.gethostname(), str(ours.resolve())]
         if self._place.rank == 0:
             try:
-                held.enter_context(held_output_dir(self._config.run.output_dir, needs=self._needs()))
-                held.enter_context(held_as_writer(self._config.run.output_dir, needs=self._needs()))
+                held.enter_context(held_output_dir(ours, needs=self._needs()))
+                held.enter_context(held_as_writer(ours, needs=self._needs()))
                 self._folder.remove_earlier()
             except RunError:
-                self._say_whose_directory(is_own=False)
+                if self._meeting is not None:
+                    self._meeting.broadcast(_OWNER)
+                    self._meeting.wait_for_readers(_OWNER)
                 raise
-            self._say_whose_directory(is_own=True)
+            if self._meeting is not None:
+                self._meeting.broadcast(_OWNER, place)
         elif self._meeting is not None:
-            if not self._meeting.broadcast(_IS_OWN):
-                end_process(EXIT_BAD_INPUT)  # rank 0 says why
-        else:
-            self._wait_for_owner()
+            theirs = self._meeting.broadcast(_OWNER)
+            if theirs is None:  # rank 0 says why
+                end_process(EXIT_BAD_INPUT)
+            if theirs[0] == place[0] and theirs[1] != place[1]:
+                raise RunError(
+                    f"run.output_dir is {theirs[1]} for rank 0 and {ours} for rank {self._place.rank}: give all ranks "
+                    "the same run file and overrides, and start again"
+                )
 
     def _needs(self) -> list[ProcessIdentity]:
         """Returns the processes of this machine with which this one ends, as its guard sees to."""
         launcher = None if self._token is None else self._token.process_if_here()
         parent = None if self._ancestors is None else ProcessIdentity.of(self._ancestors.parent)
         return [process for process in (launcher, parent) if process is not None]
-
-    def _say_whose_directory(self, *, is_own: bool) -> None:
-        if self._meeting is not None:
-            self._meeting.broadcast(_IS_OWN, is_own)
-            if not is_own:
-                self._meeting.wait_for_readers(_IS_OWN)
-        elif not is_own:
-            with suppress(OSError):
-                self._folder.refuse()
-
-    def _wait_for_owner(self) -> None:
-        deadline, look_at = time.monotonic() + _OWNER_SECONDS, time.monotonic()
-        ours = self._config.run.output_dir
-        while self._folder.read_status(0) is None:
-            if self._folder.is_refused():  # rank 0 says why
-                end_process(EXIT_BAD_INPUT)
-            theirs = None
-            if time.monotonic() > look_at:
-                theirs, look_at = output_dir_of_first(self._folder.run_id), time.monotonic() + _POLL_SECONDS
-            if theirs is not None and theirs != ours.resolve():
-                raise RunError(
-                    f"run.output_dir is {theirs} for rank 0 and {ours} for rank {self._place.rank}: give all ranks the "
-                    "same run file and overrides, and start again"
-                )
-            if time.monotonic() > deadline:
-                raise RunError(
-                    f"rank 0 of this start has not written its status into {self._folder.path} within "
-                    f"{_OWNER_SECONDS:.0f} s: look at the first lines of its log; a script between launcher and Python "
-                    "must `exec` Python"
-                )
-            time.sleep(0.02)
-
-    def _stop_early(self) -> NoReturn:
-        """Ends a run that was asked to stop before its ranks had met: by a signal perhaps this rank alone.
-
-        Launchers send that signal as well when another rank has failed, and then the run has.
-        """
-        output_dir = self._config.run.output_dir
-        if read_stop_request(output_dir, self._folder.run_id) is None:
-            first = self._wait_for_other_failure(seconds=_SIGNALLED_SECONDS)
-            if first is not None:
-                self._end_after(first, "asked to stop before all ranks had come")
-        exit_code = _stopped_exit_code()
-        with suppress(OSError):
-            write_stop_request(output_dir, StopRequest(run_id=self._folder.run_id, at_once=False))
-            self._heartbeat.end("stopped", exit_code=exit_code)
-        if self._place.rank == 0:
-            if self._place.world_size > 1:
-                time.sleep(_STOP_SECONDS)  # the store in which the others wait ends with this process
-            say("stopped before the first step; run the same command again to continue")
-        end_process(exit_code)
 
     def _fail(self, error: str) -> NoReturn:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
@@ -417,19 +320,18 @@ def share_cores(place: RankPlace) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // place.local_world_size)))
 
 
-def _stopped_exit_code() -> int:
-    """Returns the exit code of a rank that was asked to stop and has saved.
-
-    `torchrun --max-restarts` takes each code but 0 for a failure, and would start the ranks again.
-    """
-    return 0 if MAX_RESTARTS.read(os.environ) else EXIT_STOPPED
-
-
-def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
+def _load_config(path: Path, overrides: Sequence[str]) -> "tuple[RunConfig | None, EvenpackError | None]":
+    """Returns the run file's content, for which this machine will do, or why there is none."""
     from evenpack.config import load_run_file
     from evenpack.engine.config import RunConfig
 
-    return load_run_file(path, RunConfig, overrides)
+    try:
+        config = load_run_file(path, RunConfig, overrides)
+        configure_allocator(config, os.environ)
+        require_seen_gpus(config, os.environ)
+    except EvenpackError as error:
+        return None, error
+    return config, None
 
 
 def _train(config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome:

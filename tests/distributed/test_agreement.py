@@ -1,10 +1,7 @@
 """Ranks agree before they join: on devices, versions, data and the run file; and each start meets by itself."""
 
-import math
 import os
 import socket
-import time
-import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +22,7 @@ from evenpack.engine.world.agreement import (
     require_agreement,
 )
 from evenpack.engine.world.meeting import Meeting
-from evenpack.errors import RunError, StoppedEarlyError
+from evenpack.errors import RunError
 from evenpack.launch_environment import free_port
 from evenpack.testing import run_values, write_run_file
 from evenpack.testing.ranks import fork_context
@@ -130,52 +127,24 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert "rank 0 on node1 has waited 3 s for the others to start; rank 2 has not come" in error
 
 
-def wait_in_vain(
-    answer: Connection, rank: int, port: int, patience_seconds: float, stops_after_seconds: float = math.inf
-) -> None:
+def wait_in_vain(answer: Connection, rank: int, port: int, patience_seconds: float) -> None:
     """Meets as one of three ranks, of which the third does not come, and ends."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    began: list[float] = []
-
-    def stop_requested() -> bool:
-        """Asks to stop so long after the first time that this was called without a store."""
-        lost = any(frame.name == "_loss_explained" for frame in traceback.extract_stack())
-        if lost and not began:
-            began.append(time.monotonic())
-        return bool(began) and time.monotonic() - began[0] > stops_after_seconds
-
     try:
-        Meeting("start", rank=rank, size=3, patience_seconds=patience_seconds, stop_requested=stop_requested)
+        Meeting("start", rank=rank, size=3, patience_seconds=patience_seconds)
     except RunError as error:
         answer.send(str(error))
 
 
-@pytest.mark.parametrize(
-    ("stops_after_seconds", "message"),
-    [(math.inf, "has lost the store in which the ranks meet"), (1.0, "the run was asked to stop before")],
-)
-def test_a_rank_that_loses_rank_0_in_the_meeting_says_so_unless_it_is_asked_to_stop(
-    stops_after_seconds: float, message: str
-) -> None:
+def test_a_rank_that_loses_rank_0_in_the_meeting_says_so() -> None:
     context, port = fork_context(), free_port()
     pipes = [context.Pipe() for _ in range(2)]
     for rank, (_, there) in enumerate(pipes):
-        patience_seconds, stops = (3.0, math.inf) if rank == 0 else (60.0, stops_after_seconds)
-        context.Process(target=wait_in_vain, args=(there, rank, port, patience_seconds, stops)).start()
+        context.Process(target=wait_in_vain, args=(there, rank, port, 3.0 if rank == 0 else 60.0)).start()
         there.close()
     messages = [here.recv() for here, _ in pipes]
     assert "rank 2 has not come" in messages[0] or "2 have not come" in messages[0]
-    assert message in messages[1]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stop_ends_the_wait_for_others(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 waits for rank 1, and rank 1 for a store that nobody holds."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    answers = iter([False, True, True])
-    with pytest.raises(StoppedEarlyError, match="asked to stop before all ranks had come"):
-        Meeting("start", rank=rank, size=2, stop_requested=lambda: next(answers))
+    assert "has lost the store in which the ranks meet" in messages[1]
 
 
 def test_a_rank_that_comes_before_rank_0_waits_without_a_word_of_torch(

@@ -95,23 +95,20 @@ class FakeRun:
         ranks: int,
         *overrides: str,
         machines: int = 1,
-        again: int = 0,
         meets: bool = False,
         given: Mapping[int, Sequence[str]] | None = None,
     ) -> list[Any]:
         """Starts ranks as children of this process, with the environment of a launcher.
 
-        Ranks of different `machines` do not watch each other's processes. This process gives these a run id unless
-        they are to meet by torch, which fake ranks do not import otherwise. `again` is how often the launcher has
-        started ranks before: each time they are another run. Ranks that are `given` something else, by rank, get it
-        instead of run file and overrides.
+        Ranks of different `machines` do not watch each other's processes. This process gives several ranks a run id
+        unless they are to meet by torch, which fake ranks do not import otherwise. Ranks that are `given` something
+        else, by rank, get it instead of run file and overrides.
         """
-        token = [f"--evenpack-run={LaunchToken.of_this_process()}"] if machines > 1 and not meets else []
+        token = [f"--evenpack-run={LaunchToken.of_this_process()}"] if ranks > 1 and not meets else []
         local_size = ranks // machines
         place = {
             "WORLD_SIZE": str(ranks),
             "LOCAL_SIZE": str(local_size),
-            "TORCHELASTIC_RESTART_COUNT": str(again),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenpack.engine.activity import START, doing, saving
-from evenpack.errors import CheckpointError, RunError, StoppedEarlyError
-from evenpack.launch_environment import AGENT_STORE, RANK, WORLD_SIZE
+from evenpack.errors import CheckpointError, RunError
+from evenpack.launch_environment import RANK, WORLD_SIZE
 from evenpack.launcher.worker import main
 
 STEP_SECONDS = 0.05
@@ -33,10 +33,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self.rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        several_machines = os.environ.get("LOCAL_SIZE", str(size)) != str(size)
-        is_taken = several_machines or AGENT_STORE in os.environ  # torch's store has the port itself then
-        port = int(os.environ["MASTER_PORT"]) + is_taken
-        address = (os.environ["MASTER_ADDR"], port)
+        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)  # torch's store may have the port
         if self.rank == 0:
             with socket.create_server(address) as server:
                 self.others = [server.accept()[0] for _ in range(size - 1)]
@@ -101,11 +98,9 @@ def loop_alone(config, *, stop_requested):
 
 
 def meet_in_vain(config, *, stop_requested):
-    """Waits for a rank that does not come, as ranks do before their first collective, until a stop is requested."""
+    """Waits for a rank that does not come, as ranks do before their first collective."""
     (config.run.output_dir / f"waits_{os.environ['RANK']}").write_text("yes")
-    while not stop_requested():
-        time.sleep(STEP_SECONDS)
-    raise StoppedEarlyError("asked to stop")
+    time.sleep(1000)
 
 
 def crash_while_others_meet(config, *, stop_requested):
@@ -199,6 +194,7 @@ def die_on_rank_1(config, *, stop_requested):
 
 def hang(config, *, stop_requested):
     """Hangs as in a collective that the others never join: it notices no stop and handles no signal."""
+    doing.enter("computing gradients", 1)
     (config.run.output_dir / "step").write_text("hangs")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     time.sleep(1000)
@@ -245,6 +241,7 @@ def hang_holding_everything(config, *, stop_requested):
 
 def hang_in_python(config, *, stop_requested):
     """Handles signals, but never completes its step."""
+    doing.enter("computing gradients", 1)
     (config.run.output_dir / "step").write_text("hangs")
     time.sleep(1000)
 

@@ -72,9 +72,14 @@ def require_agreement(meeting: Meeting, facts: Mapping[str, str]) -> None:
         )
 
 
-def report_problem(meeting: Meeting, problem: str) -> None:
-    """Tells the ranks that come to `require_agreement` that this one cannot start, and why."""
-    _compared(meeting, RankFacts(rank=meeting.rank, host=socket.gethostname(), facts={}, problem=problem))
+def all_problems(meeting: Meeting, own: str | None) -> list[str]:
+    """Tells the ranks that come here, or to `require_agreement`, why this one cannot start; None: it can.
+
+    Returns what the others have, with the machine, without this rank's own.
+    """
+    host = socket.gethostname()
+    found = _compared(meeting, RankFacts(rank=meeting.rank, host=host, facts={}, problem=own))["problems"]
+    return [problem for problem in found if problem != f"{host}: {own}"]
 
 
 def _compared(meeting: Meeting, own: RankFacts) -> dict[str, Any]:

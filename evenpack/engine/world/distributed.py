@@ -24,7 +24,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from evenpack.console import log_to_stderr
-from evenpack.engine.world.agreement import machine_facts, report_problem, require_agreement
+from evenpack.engine.world.agreement import machine_facts, require_agreement
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
 from evenpack.files import explained
@@ -45,7 +45,7 @@ from evenpack.units import counted
 
 ResultT = TypeVar("ResultT")
 
-_AGREEMENT = "agreement"
+AGREEMENT = "agreement"
 """Purpose of the meeting before the ranks join."""
 
 _MPI_PORT = "29500"
@@ -159,7 +159,6 @@ def _processor() -> str:
 def joined_world(
     facts: Mapping[str, str] | None = None,
     *,
-    stop_requested: Callable[[], bool] = lambda: False,
     patience: timedelta | None = None,
 ) -> Iterator[World]:
     """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; without a launcher this process is alone.
@@ -170,7 +169,7 @@ def joined_world(
     are, because the other ranks may wait in one of them: the process should end by `os._exit`.
 
     Raises: ConfigError if the launcher's environment is wrong; RunError if it is incomplete, the rank has no device, a
-    rank does not come, or the ranks do not agree; StoppedEarlyError if `stop_requested` before all have come.
+    rank does not come, or the ranks do not agree.
     """
     _, size, local_rank = complete_environment(os.environ)
     deepspeed = quiet_deepspeed()
@@ -187,7 +186,7 @@ def joined_world(
         accelerator.set_device(local_rank)
         if accelerator.device_name() == "cuda":
             bind_to_cores_of(torch.cuda.get_device_properties(local_rank))
-    meeting = None if size == 1 else meet(_AGREEMENT, stop_requested=stop_requested)
+    meeting = None if size == 1 else meet(AGREEMENT)
     if meeting is not None:
         own = machine_facts(accelerator.device_name()) | dict(facts or {})
         require_agreement(meeting, own)
@@ -205,21 +204,15 @@ def joined_world(
     deepspeed.comm.destroy_process_group()
 
 
-def meet(purpose: str, *, stop_requested: Callable[[], bool] = lambda: False) -> Meeting:
+def meet(purpose: str) -> Meeting:
     """Meets the other ranks; see `Meeting`.
 
-    Raises: ConfigError if the launcher's environment is wrong; RunError if it is incomplete, or a rank does not come;
-        StoppedEarlyError if `stop_requested`.
+    Raises: ConfigError if the launcher's environment is wrong; RunError if it is incomplete, or a rank does not come.
     """
     rank, size, _ = complete_environment(os.environ)
     if "MASTER_ADDR" not in os.environ:  # DeepSpeed would ask MPI for it later
         quiet_deepspeed().comm.mpi_discovery(MASTER_PORT.read(os.environ), verbose=False)
-    return Meeting(purpose, rank=rank, size=size, stop_requested=stop_requested)
-
-
-def tell_that_rank_cannot_start(problem: str) -> None:
-    """Comes to the meeting before the ranks join, and gives all others this error. Raises: RunError as `meet`."""
-    report_problem(meet(_AGREEMENT), problem)
+    return Meeting(purpose, rank=rank, size=size)
 
 
 def configure_logging(world: World) -> None:

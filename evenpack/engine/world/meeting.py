@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from evenpack.errors import RunError, StoppedEarlyError
+from evenpack.errors import RunError
 from evenpack.launch_environment import AGENT_STORE, MASTER_PORT
 
 MEETING_SECONDS = 600.0
@@ -25,12 +25,9 @@ MEETING_SECONDS = 600.0
 
 _POLL_SECONDS = 0.05
 _CONNECT_SECONDS = 5.0
-"""Seconds of one attempt to reach the store: nothing is heard meanwhile, not even that the run shall stop."""
+"""Seconds of one attempt to reach the store."""
 _READERS_SECONDS = 10.0
 _SHOWN_RANKS = 8
-_STOP_SECONDS = 3.0
-"""Seconds within which a stop request comes to all ranks: the others may hear of it after the store is gone."""
-_STOPPED = "the run was asked to stop before all ranks had come; start the same command again"
 
 
 class Meeting:
@@ -43,23 +40,18 @@ class Meeting:
         rank: int,
         size: int,
         patience_seconds: float = MEETING_SECONDS,
-        stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         """Waits until every rank has come.
 
         Meetings of one process need purposes of their own: some ranks come to the next one before all have left.
 
-        Raises: RunError if the store is not reached or lost, or if a rank does not come within `patience_seconds`;
-            StoppedEarlyError if `stop_requested` before.
+        Raises: RunError if the store is not reached or lost, or if a rank does not come within `patience_seconds`.
         """
         self.rank = rank
         self.size = size
         self._patience = patience_seconds
         self._deadline = time.monotonic() + patience_seconds
-        self._stop_requested = stop_requested
-        self._store = _open_store(
-            f"evenpack/{purpose}", rank=rank, patience_seconds=patience_seconds, stop_requested=stop_requested
-        )
+        self._store = _open_store(f"evenpack/{purpose}", rank=rank, patience_seconds=patience_seconds)
         with self._loss_explained():
             self.id = self._lead() if rank == 0 else self._follow()
             """An id that all ranks of this start have, and no others."""
@@ -142,12 +134,7 @@ class Meeting:
         return str(self._store.get(key).decode())
 
     def _wait(self, missing: Callable[[], list[int]]) -> None:
-        """Waits a moment.
-
-        Raises: RunError after the deadline, with the ranks that are `missing`; StoppedEarlyError at a stop.
-        """
-        if self._stop_requested():
-            raise StoppedEarlyError(_STOPPED)
+        """Waits a moment. Raises: RunError after the deadline, with the ranks that are `missing`."""
         if time.monotonic() > self._deadline:
             raise RunError(
                 f"rank {self.rank} on {socket.gethostname()} has waited {self._patience:g} s for the others to start; "
@@ -160,11 +147,6 @@ class Meeting:
         try:
             yield
         except dist.DistError as error:
-            deadline = time.monotonic() + _STOP_SECONDS
-            while time.monotonic() < deadline:
-                if self._stop_requested():
-                    raise StoppedEarlyError(_STOPPED) from error
-                time.sleep(_POLL_SECONDS)
             raise RunError(
                 f"rank {self.rank} on {socket.gethostname()} has lost the store in which the ranks meet "
                 f"({str(error).partition(chr(10))[0]}): rank 0, which holds it unless torchrun does, has ended; its "
@@ -179,11 +161,8 @@ def _name_ranks(missing: list[int]) -> str:
     return f"rank {shown} has not come" if len(missing) == 1 else f"{len(missing)} have not come: ranks {shown}"
 
 
-def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_requested: Callable[[], bool]) -> dist.Store:
-    """Connects to the store, in which keys begin with `prefix`.
-
-    Raises: RunError if it is not reached, StoppedEarlyError at a stop.
-    """
+def _open_store(prefix: str, *, rank: int, patience_seconds: float) -> dist.Store:
+    """Connects to the store, in which keys begin with `prefix`. Raises: RunError if it is not reached."""
     address, port = os.environ["MASTER_ADDR"], MASTER_PORT.read(os.environ)
     assert port is not None, "`complete_environment` has set it"
     host = socket.gethostname()
@@ -197,8 +176,6 @@ def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_request
     is_server = rank == 0 and os.environ.get(AGENT_STORE) != "True"
     deadline = time.monotonic() + patience_seconds
     while True:
-        if stop_requested():
-            raise StoppedEarlyError(_STOPPED)
         left = deadline - time.monotonic()
         try:
             if not is_server:  # torch would print a screen of C++ frames for each attempt before rank 0 listens

@@ -23,7 +23,14 @@ from evenpack.launcher.processes.identities import (
     parent_command,
 )
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus
-from evenpack.launcher.processes.stop import StopFlag, read_stop_request, say
+from evenpack.launcher.processes.stop import (
+    StopFlag,
+    StopRequest,
+    read_stop_request,
+    say,
+    stopped_exit_code,
+    write_stop_request,
+)
 from evenpack.worker_pool import is_resource_tracker, named_semaphores, remove_names
 
 EXIT_ENDED_BY_GUARD = 128 + 9
@@ -43,6 +50,11 @@ _STARTING_SECONDS = 5.0
 """Seconds for a launcher to start all ranks of a machine."""
 _LEAVING_SECONDS = 30.0
 """Seconds for the interpreter to end after the final status."""
+_SIGNALLED_SECONDS = 6.0
+"""Seconds from a signal to the end of a rank that waits for others to start. Launchers send it also when another rank
+has ended, which its neighbours notice within this time."""
+_STORE_SECONDS = 2.0
+"""Seconds for other guards to find a stop request, before the store in which their ranks wait ends with rank 0."""
 _EXIT_TIMEOUT_SECONDS = 5.0
 """Seconds for a file system to store the reason why the guard ends this rank."""
 _STARTED_BY = "EVENPACK_STARTED_BY"
@@ -84,11 +96,13 @@ class Guard(threading.Thread):
     A rank meets others, and waits for an output directory, before it can know where to write what.
     """
 
-    def __init__(self, place: RankPlace, ancestors: Ancestors | None) -> None:
+    def __init__(self, place: RankPlace, ancestors: Ancestors | None, stop: StopFlag) -> None:
         """`ancestors`: None for a rank that no launcher has started."""
         super().__init__(name="evenpack guard", daemon=True)
         self._place = place
         self._ancestors = ancestors
+        self._stop = stop
+        self._asked_at: float | None = None
         self._run: WatchedRun | None = None
         self._exit_code: int | None = None
         self._finished = threading.Event()
@@ -116,6 +130,24 @@ class Guard(threading.Thread):
             if self._run is not None:
                 self._run.record_end(reason)
             end_process(EXIT_ENDED_BY_GUARD)
+        if self._is_stopped_early():
+            end_in_any_case()
+            if self._run is not None:
+                self._run.record_early_stop()
+            if self._place.rank == 0:
+                time.sleep(_STORE_SECONDS)
+                say("stopped before the first step; run the same command again to continue")
+            end_process(stopped_exit_code())
+
+    def _is_stopped_early(self) -> bool:
+        """Returns whether a stop has been requested of a rank that still waits for others: it has nothing to save."""
+        if not self._stop.is_set() or doing.activity != "starting":
+            return False
+        self._asked_at = self._asked_at or time.monotonic()
+        is_late = time.monotonic() - self._asked_at > _SIGNALLED_SECONDS
+        if self._run is None:
+            return is_late
+        return self._run.failure is None and (is_late or self._run.is_asked_to_stop)
 
     def finish(self, exit_code: int) -> None:
         """Tells the guard that this rank has written its final status, so that failures of others no longer matter."""
@@ -129,7 +161,7 @@ class Guard(threading.Thread):
         if self._run is None:
             return None
         if self._ancestors is not None and self._ancestors.grandparent_is_gone():
-            self._run.stop_flag.set()
+            self._stop.set()
         return self._run.reason_to_end()
 
 
@@ -146,7 +178,7 @@ class WatchedRun:
         heartbeat: Heartbeat,
         limits: HangLimits | None,
     ) -> None:
-        self.stop_flag = stop
+        self._stop = stop
         self._place = place
         self._folder = folder
         self._launcher = None if token is None else token.process_if_here()
@@ -155,8 +187,10 @@ class WatchedRun:
         self._hangs = None if limits is None else HangMonitor(folder, place.world_size, limits=limits, rank=place.rank)
         self._owner_due = time.monotonic()
         self._has_seen_own_run = place.rank == 0  # which has written it
-        self._failure: Failure | None = None
-        """Kept, because a new run removes the file."""
+        self.is_asked_to_stop = False
+        """Whether all ranks are, by a request, and not this one alone by a signal."""
+        self.failure: Failure | None = None
+        """The first of the run, as far as this rank knows; kept, because a new run removes the file."""
         self._failure_seen: float | None = None
         self._announced = False
 
@@ -182,17 +216,24 @@ class WatchedRun:
             if status.state == "failed":
                 self._folder.claim_failure(Failure.of(status))
 
+    def record_early_stop(self) -> None:
+        """Stops the other ranks, too, and says how this one has ended."""
+        with suppress(OSError):
+            request = StopRequest(run_id=self._folder.run_id, at_once=False)
+            write_stop_request(self._folder.output_dir, request)
+            self._heartbeat.end("stopped", exit_code=stopped_exit_code())
+
     def first_failure(self) -> Failure | None:
         """Returns the rank that failed first, if any; this rank reports a neighbour that was killed."""
-        if self._failure is None:
-            self._failure = self._folder.read_failure()
-        if self._failure is None:
+        if self.failure is None:
+            self.failure = self._folder.read_failure()
+        if self.failure is None:
             dead = self._neighbours.find_dead()
             if dead is not None:
                 with suppress(OSError):
                     dead = self._folder.claim_failure(dead)
-            self._failure = dead
-        return self._failure
+            self.failure = dead
+        return self.failure
 
     def missing_rank(self) -> Failure | None:
         """Returns the rank that failed first, for a rank that has lost a connection; see `find_lost_rank`."""
@@ -212,7 +253,8 @@ class WatchedRun:
     def _stop_request(self) -> str | None:
         request = read_stop_request(self._folder.output_dir, self._folder.run_id)
         if request is not None:
-            self.stop_flag.set()
+            self._stop.set()
+            self.is_asked_to_stop = True
             self._announced = True  # by `evenpack train`, which wrote the request
         return "stopped at once" if request is not None and request.at_once else None
 
@@ -225,7 +267,7 @@ class WatchedRun:
             if now - self._failure_seen > (_SAVING_SECONDS if writes else _GRACE_SECONDS):
                 self._neighbours.kill_hanging(failure.rank)
                 return f"ended because {failure.describe()}"
-        elif self.stop_flag.is_set() and not self._announced and self._place.rank == 0:
+        elif self._stop.is_set() and not self._announced and self._place.rank == 0:
             self._announced = True
             with suppress(OSError):
                 say("asked to stop: saving at the end of this step")

@@ -103,11 +103,6 @@ class RankPlace:
             first_of_machine=rank - local_rank if first is None else first,
         )
 
-    @property
-    def spans_machines(self) -> bool:
-        """Whether some of the ranks are on other machines."""
-        return self.launched and self.local_world_size < self.world_size
-
     def local_ranks(self) -> range:
         """Returns the ranks on this machine, which launchers number consecutively by default."""
         return range(self.first_of_machine, min(self.first_of_machine + self.local_world_size, self.world_size))
@@ -156,13 +151,3 @@ def this_machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
     return ""
-
-
-def plain_run_id(place: RankPlace) -> str:
-    """Returns a run id for a rank of one machine that `evenpack train` has not started: one for all of a launcher."""
-    if place.launched:
-        with suppress(psutil.Error):
-            parent = psutil.Process(os.getppid())
-            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun stays, and starts the ranks again
-            return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}-{restart}"
-    return uuid.uuid4().hex

@@ -14,8 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from evenpack.engine.activity import ACTIVITIES, START, Activity
 from evenpack.errors import RunError
 from evenpack.files import explained, parse_json_object, read_json_object, write_text, write_text_once
@@ -31,7 +29,6 @@ _OF_A_RUN = (
     ".*.partial",
     "rank_*.json",
     "failure_*.json",
-    "refused_*",
     "stack_*.txt",
     "lost_connection_*",
 )
@@ -192,14 +189,6 @@ class RankFolder:
             return Failure(**self.read(self._failure_file))
         return None
 
-    def refuse(self) -> None:
-        """Notes that the folder is another run's, for the other ranks of this one. Raises: OSError."""
-        self._refusal_file.touch()
-
-    def is_refused(self) -> bool:
-        """Returns whether rank 0 has noted that the folder is another run's."""
-        return self._refusal_file.exists()
-
     def refresh(self) -> None:
         """Makes a network file system look for new files: it remembers for a minute that a file did not exist."""
         with suppress(OSError):
@@ -241,10 +230,6 @@ class RankFolder:
         return values if values is not None and values.get("run_id") == self.run_id else {}
 
     @property
-    def _refusal_file(self) -> Path:
-        return self.path / f"refused_{self.run_id}"
-
-    @property
     def _failure_file(self) -> Path:
         return self.path / f"failure_{self.run_id}.json"
 
@@ -262,21 +247,6 @@ def _values(content: bytes) -> dict[str, Any]:
 def _shortened(error: str | None) -> str:
     """Returns the beginning of an error, which takes at most six bytes a character as JSON has it."""
     return (error or "")[: _STATUS_BYTES // 8]
-
-
-def output_dir_of_first(run_id: str) -> Path | None:
-    """Returns the output directory into which rank 0 of this start writes, if it is a process of the same launcher.
-
-    It has the lock of its directory open, and has written its status there.
-    """
-    with suppress(psutil.Error, OSError):
-        for sibling in psutil.Process(os.getppid()).children():
-            with suppress(psutil.Error, OSError):
-                locks = [Path(file.path) for file in sibling.open_files() if file.path.endswith("/.lock")]
-                found = [lock.parent for lock in locks if RankFolder(lock.parent, run_id).read_status(0) is not None]
-                if found:
-                    return found[0]
-    return None
 
 
 def running_run(output_dir: Path) -> str:

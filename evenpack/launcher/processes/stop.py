@@ -21,8 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpack.errors import EXIT_STOPPED
 from evenpack.files import read_json_object, write_json
-from evenpack.launch_environment import AGENT_STORE
+from evenpack.launch_environment import AGENT_STORE, MAX_RESTARTS
 from evenpack.units import visible
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -89,6 +90,14 @@ class StopFlag:
                 os._exit(EXIT_INTERRUPTED)
         elif number == signal.SIGINT:
             self._interrupted_at = time.monotonic()
+
+
+def stopped_exit_code() -> int:
+    """Returns the exit code of a rank that was asked to stop and has saved, or has nothing to save yet.
+
+    `torchrun --max-restarts` takes each code but 0 for a failure, and would start the ranks again.
+    """
+    return 0 if MAX_RESTARTS.read(os.environ) else EXIT_STOPPED
 
 
 Handler = Callable[[int, types.FrameType | None], None]

@@ -21,7 +21,7 @@ from evenpack.engine.ownership import require_owned
 from evenpack.errors import RunError
 from evenpack.launcher.processes import holding, ranks
 from evenpack.launcher.processes.holding import held_as_writer, held_output_dir, is_held
-from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, plain_run_id
+from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, running_run
 
 ALONE = RankPlace.of_environment({})
@@ -217,22 +217,6 @@ def test_an_output_directory_held_by_a_process_is_free_once_it_is_killed(tmp_pat
 def test_an_output_directory_that_cannot_be_made_is_an_error_of_the_user() -> None:
     with pytest.raises(RunError, match="/dev/null/out cannot be written"), held_output_dir(Path("/dev/null/out")):
         pass
-
-
-def test_children_of_one_launcher_share_a_run_id_and_lone_processes_do_not() -> None:
-    launched = RankPlace.of_environment({"RANK": "0"})
-    assert plain_run_id(launched) == plain_run_id(launched)
-    assert plain_run_id(ALONE) != plain_run_id(ALONE)
-
-
-def test_each_restart_by_torchrun_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the failure of the first start would end every later one."""
-    launched = place_of(0, ranks=2, each=2)
-    ids = set()
-    for count in ("0", "1", "1"):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-        ids.add(plain_run_id(launched))
-    assert len(ids) == 2
 
 
 def test_stacks_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
