@@ -92,7 +92,7 @@ def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
         (["budget", "run.yaml"], "No such command 'budget': use plan"),
         (["inspect", "lengths.txt"], "No such command 'inspect': use plan for a run, study packing for lengths"),
         (["plan", "run.yaml", "--devices=8"], "No such option '--devices': use --ranks"),
-        (["train", "run.yaml", "--dry-run", "--rank", "1"], "No such option '--rank': use plan --rank"),
+        (["train", "run.yaml", "--rank", "1"], "No such option '--rank': use plan --rank"),
         (["prepare", "run.yaml", "--fast"], "No such option: --fast"),
         (["prepare"], "Missing argument"),
         (["train", "run.yaml", "-n", "two"], "Invalid value for '--num-gpus'"),
@@ -297,7 +297,7 @@ def test_a_plan_says_exactly_what_would_happen_and_starts_nothing(prepared: Path
     assert cost["tokens"] == pytest.approx(10 * 8 * 32 * values["data"]["packing_efficiency"])
     assert "CPU core" in cost["hours"]["on"]
     assert not (prepared.parent / "OUT" / "ranks").exists()
-    text = evenpack("train", prepared, "--dry-run")
+    text = evenpack("plan", prepared)
     assert "gradient accumulation" in text.stdout
     assert "evenpack.launcher.worker" in text.stdout
 
