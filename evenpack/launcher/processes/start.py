@@ -270,7 +270,8 @@ def reached_by_pdsh(machines: Sequence[str]) -> str:
     answers = dict(re.findall(r"^(\S+): (.*\S)", done.stdout, re.MULTILINE))
     said = dict(re.findall(r"^(?!pdsh@)(\S+): (.*)", done.stderr, re.MULTILINE))
     failed = dict(reversed(re.findall(r"^pdsh@\S+: (\S+): (.*)", done.stderr, re.MULTILINE)))  # the first line counts
-    addresses, unreached = [], []
+    addresses: list[str] = []
+    unreached: list[str] = []
     for machine in machines:
         label = machine.rpartition("@")[2]
         if label not in answers | failed:
