@@ -131,12 +131,6 @@ def requested_accelerator(environment: Mapping[str, str]) -> str | None:
     return found
 
 
-def ssh_arguments(environment: Mapping[str, str]) -> list[str]:
-    """Returns the options that pdsh adds to ssh. Raises: ConfigError if a shell could not split them."""
-    name = "PDSH_SSH_ARGS_APPEND"
-    return shell_words(f"environment variable {name}", environment.get(name, ""))
-
-
 def shell_words(origin: str, text: str) -> list[str]:
     """Splits a text as a shell does; `origin` is what it was given for. Raises: ConfigError if a shell could not."""
     try:

@@ -174,7 +174,6 @@ class Run:
         num_gpus: int | None = None,
         cpu_ranks: int | None = None,
         hostfile: str | Path | None = None,
-        deepspeed_options: str = "",
     ) -> "TrainingResult":
         """Trains the prepared run by DeepSpeed, as `evenpack train` does, and waits for its end.
 
@@ -186,7 +185,6 @@ class Run:
             num_gpus: GPUs of this machine, or of each machine of the hostfile; None: all.
             cpu_ranks: that many ranks on this machine's CPU instead.
             hostfile: machines, in lines `NAME slots=N`.
-            deepspeed_options: options of `deepspeed`, in one string; it starts the ranks then.
 
         Raises:
             ConfigError: as `prepared`, if the ranks cannot divide a step, or if the run cannot be trained.
@@ -202,7 +200,6 @@ class Run:
             num_gpus=num_gpus,
             cpu_ranks=cpu_ranks,
             hostfile=None if hostfile is None else _path("hostfile", hostfile),
-            deepspeed_options=deepspeed_options,
         )
         result = run_training(launch, check_training(self.config, ranks=launch.devices.ranks))
         if result.state == "failed":

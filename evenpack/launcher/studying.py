@@ -20,10 +20,15 @@ from evenpack.console import Report
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launch_environment import requested_accelerator
-from evenpack.launcher.processes.devices import choose_accelerator, cpu_cores, cuda_devices, settle_device
+from evenpack.launcher.processes.devices import (
+    choose_accelerator,
+    cpu_cores,
+    cuda_devices,
+    settle_device,
+    visible_devices,
+)
 from evenpack.launcher.processes.holding import held_output_dir
 from evenpack.launcher.processes.identities import RankPlace
-from evenpack.launcher.processes.start import local_devices
 from evenpack.launcher.processes.stop import Lifeline, handled_stop_signals, say
 from evenpack.launcher.worker import share_cores
 from evenpack.studies.lengths.options import SubjectOptions
@@ -108,14 +113,12 @@ class ThisMachine:
     def device_groups(self, devices_per_run: int | None) -> list[DeviceGroup]:
         """Returns GPUs if there are any, else CPU cores, a rank on each; surplus devices stay idle.
 
-        Raises: ConfigError for a number that is not there, or GPUs in CUDA_VISIBLE_DEVICES that are not numbers.
+        Raises: ConfigError for a number that is not there.
         """
         if devices_per_run is not None and devices_per_run < 1:
             raise ConfigError(f"--devices-per-run must be at least 1, found {devices_per_run}")
         gpus = 0 if requested_accelerator(os.environ) == "cpu" else cuda_devices()
-        devices = [str(core) for core in range(cpu_cores())]
-        if gpus:
-            devices = local_devices(gpus, cuda_count=gpus, environment=os.environ).numbers.split(",")
+        devices = visible_devices(gpus) if gpus else [str(core) for core in range(cpu_cores())]
         size = devices_per_run or len(devices)
         if size > len(devices):
             kind = "CUDA devices" if gpus else "cores of the CPU"

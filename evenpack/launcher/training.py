@@ -1,7 +1,6 @@
 """A training run from start to end: its checks before it starts, its start, its report, and that as a table."""
 
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -78,7 +77,7 @@ def run_training(launch: LaunchPlan, checked: ResolvedRun) -> TrainingResult:
     """
     run = checked.config.run
     require_resumable(checked)
-    launch = launch.reached(os.environ)
+    launch = launch.reached()
     say(f"starting {launch.devices.choice}")
     result = supervise(launch, run.output_dir, say=say, output=_standard_error(), limits=HangLimits.of(run))
     report = report_training(checked) if result.state != "failed" else None

@@ -76,15 +76,13 @@ class FakeRun:
         self.started.append(process)
         return process
 
-    def launch(
-        self, *overrides: str, ranks: int = 2, steps: int = 10000, deepspeed_options: str = "", **options: Any
-    ) -> Any:
+    def launch(self, *overrides: str, ranks: int = 2, steps: int = 10000, hostfile: str = "", **options: Any) -> Any:
         """Starts the run as `evenpack train` does."""
         arguments = [
             str(self.run_file),
             str(self.output_dir),
             str(ranks),
-            deepspeed_options,
+            hostfile,
             f"training.steps={steps}",
             *overrides,
         ]

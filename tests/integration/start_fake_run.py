@@ -13,15 +13,14 @@ from evenpack.launcher.processes.stop import say, survive_readers
 from evenpack.launcher.processes.supervise import supervise
 
 
-def main(run_file: str, output_dir: str, ranks: str, deepspeed_options: str, *overrides: str) -> int:
+def main(run_file: str, output_dir: str, ranks: str, hostfile: str, *overrides: str) -> int:
     survive_readers()
     plan = plan_launch(
         Path(run_file),
         overrides,
         num_gpus=None,
-        cpu_ranks=int(ranks),
-        hostfile=None,
-        deepspeed_options=deepspeed_options,
+        cpu_ranks=None if hostfile else int(ranks),
+        hostfile=Path(hostfile) if hostfile else None,
         module="fake_worker",
     )
     limits = HangLimits.of(load_run_file(Path(run_file), RunConfig, overrides).run)

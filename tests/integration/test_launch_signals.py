@@ -92,7 +92,9 @@ def test_a_killed_rank_ends_the_run_and_is_named_though_the_others_wait_for_ever
 
 @training("loop")
 def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_run: FakeRun) -> None:
-    process = fake_run.launch(deepspeed_options="--no_local_rank")
+    hostfile = fake_run.folder / "hosts"
+    hostfile.write_text("localhost slots=2\n")
+    process = fake_run.launch(hostfile=str(hostfile))
     fake_run.wait_for("step")
     find_process(fake_run, "deepspeed.launcher.runner", "--module").terminate()
     assert end(process) == EXIT_STOPPED

@@ -30,9 +30,7 @@ def looping(tmp_path: Path) -> Iterator[FakeRun]:
 def plan(*command: str, environment: dict[str, str] | None = None) -> LaunchPlan:
     """Returns a run of one rank."""
     devices = Devices(kind="cpu", ranks=1, options=(), choice="one rank")
-    return LaunchPlan(
-        command=(sys.executable, *command), environment=environment or {}, devices=devices, hostfile=None, extra=()
-    )
+    return LaunchPlan(command=(sys.executable, *command), environment=environment or {}, devices=devices)
 
 
 def supervise_with(run: FakeRun, meanwhile: Callable[[], None]) -> tuple[LaunchResult, list[str]]:

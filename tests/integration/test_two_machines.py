@@ -29,6 +29,9 @@ LONG = "training.steps=1500"
 """More steps than are done before a rank is killed."""
 
 WORKER = ("-m", "evenpack.launcher.worker")
+ON_CPU = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+PYTHONPATH = str(Path(__file__).parents[2])
+EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +41,21 @@ class Cluster:
     machines: TwoMachines
     run_file: Path
 
-    def evenpack_train(
-        self, output_dir: Path, *overrides: str, slots: int, options: str = "", on: Sequence[Machine] = ()
-    ) -> "Started":
+    def evenpack_train(self, output_dir: Path, *overrides: str, slots: int, on: Sequence[Machine] = ()) -> "Started":
         """Starts `evenpack train` on node1, for both machines or those of `on`."""
         hostfile = self.machines.hostfile(slots, *on)
         arguments = [str(self.run_file), f"run.output_dir={output_dir}", *overrides, "--hostfile", str(hostfile)]
-        command = ["-m", "evenpack.launcher.cli", "train", *arguments]
-        command += ["--deepspeed-options", options]
-        return self.start(output_dir, {self.machines.node1: command})
+        return self.start(output_dir, {self.machines.node1: ["-m", "evenpack.launcher.cli", "train", *arguments]})
+
+    def mpirun(self, output_dir: Path, *overrides: str) -> "Started":
+        """Starts `mpirun` on node1, with a rank on each machine; that of the wheel finds its daemon by --prefix."""
+        node1, node2 = self.machines.node1, self.machines.node2
+        given = {"MASTER_ADDR": node1.address, "MASTER_PORT": "29513", "PYTHONPATH": PYTHONPATH} | ON_CPU
+        mpirun = ["mpirun", "--allow-run-as-root", "--prefix", sys.prefix, "--host", f"{node1.name}:1,{node2.name}:1"]
+        mpirun += ["--mca", "btl_tcp_if_include", NETWORK, "--prtemca", "plm_ssh_args", self.machines.ssh_options]
+        mpirun += [word for name, value in given.items() for word in ("-x", f"{name}={value}")]
+        run = [*WORKER, str(self.run_file), f"run.output_dir={output_dir}", *overrides]
+        return self.start(output_dir, {node1: ["-c", EXEC, *mpirun, sys.executable, *run]})
 
     def torchrun(
         self, output_dir: Path, *, rendezvous: str = "static", restarts: int = 0, of_node2: Sequence[str] = ()
@@ -66,13 +75,12 @@ class Cluster:
     def start(self, output_dir: Path, commands: "Mapping[Machine, Sequence[str]]") -> "Started":
         """Starts a Python program on each machine, in the output directory."""
         output_dir.mkdir()
-        (output_dir / ".deepspeed_env").write_text("DS_ACCELERATOR=cpu\nOMP_NUM_THREADS=1\n")
+        (output_dir / ".deepspeed_env").write_text("".join(f"{name}={value}\n" for name, value in ON_CPU.items()))
         environment = {
             **os.environ,
             "PATH": PATH,
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": PYTHONPATH,
+            **ON_CPU,
             "PDSH_SSH_ARGS_APPEND": self.machines.ssh_options,
         }
         processes = []
@@ -162,44 +170,51 @@ def assert_same_order(output_dir: Path, other: Path) -> None:
         assert here == pytest.approx(there, rel=1e-5)
 
 
-def options_of(launcher: str, cluster: Cluster) -> str:
-    """Returns the options of `deepspeed`; Open MPI from its wheel finds its daemon by --prefix."""
-    if launcher == "pdsh":
-        return ""
-    reason = missing_tool("mpirun")
-    if reason is not None:
+@pytest.fixture
+def mpirun() -> None:
+    if (reason := missing_tool("mpirun")) is not None:
         pytest.skip(reason)
-    arguments = [
-        f"--allow-run-as-root --prefix {sys.prefix} --mca btl_tcp_if_include {NETWORK}",
-        f'--prtemca plm_ssh_args "{cluster.machines.ssh_options}"',
-    ]
-    common = f"--no_ssh_check --master_addr {cluster.machines.node1.address}"
-    return f"{common} --launcher openmpi --launcher_args '{' '.join(arguments)}'"
 
 
-@pytest.mark.parametrize("launcher", ["pdsh", "openmpi"])
-def test_a_hostfile_gives_the_order_of_one_machine(cluster: Cluster, on_one_machine: Path, launcher: str) -> None:
-    output_dir = cluster.run_file.parent / launcher
-    run = cluster.evenpack_train(output_dir, slots=1, options=options_of(launcher, cluster))
+def test_a_hostfile_gives_the_order_of_one_machine(cluster: Cluster, on_one_machine: Path) -> None:
+    output_dir = cluster.run_file.parent / "pdsh"
+    run = cluster.evenpack_train(output_dir, slots=1)
     assert run.end() == [0], run.log
     assert_same_order(output_dir, on_one_machine)
 
 
-@pytest.mark.parametrize("launcher", ["pdsh", "openmpi"])
-def test_a_hostfile_of_the_other_machine_alone_runs_there(cluster: Cluster, launcher: str) -> None:
-    output_dir = cluster.run_file.parent / f"{launcher}_there"
-    options = options_of(launcher, cluster).replace(cluster.machines.node1.address, cluster.machines.node2.address)
-    run = cluster.evenpack_train(output_dir, "training.steps=5", slots=2, options=options, on=[cluster.machines.node2])
+@pytest.mark.usefixtures("mpirun")
+def test_mpirun_gives_the_order_of_one_machine(cluster: Cluster, on_one_machine: Path) -> None:
+    output_dir = cluster.run_file.parent / "mpirun"
+    run = cluster.mpirun(output_dir)
+    assert run.end() == [0], run.log
+    assert_same_order(output_dir, on_one_machine)
+
+
+def test_a_hostfile_of_the_other_machine_alone_runs_there(cluster: Cluster) -> None:
+    output_dir = cluster.run_file.parent / "there"
+    run = cluster.evenpack_train(output_dir, "training.steps=5", slots=2, on=[cluster.machines.node2])
     assert run.end() == [0], run.log
     statuses = [json.loads(path.read_text()) for path in (output_dir / "ranks").glob("rank_*.json")]
     assert [(status["host"], status["state"]) for status in statuses] == [("node2", "finished")] * 2
 
 
-@pytest.mark.parametrize(("launcher", "slots"), [("pdsh", 1), ("pdsh", 2), ("openmpi", 1)])
-def test_a_rank_killed_on_the_other_machine_is_named(cluster: Cluster, launcher: str, slots: int) -> None:
+@pytest.mark.usefixtures("mpirun")
+def test_a_rank_killed_on_the_other_machine_ends_mpirun(cluster: Cluster) -> None:
+    """It ends all others before one could judge, and says itself which was killed."""
+    run = cluster.mpirun(cluster.run_file.parent / "mpirun_killed", LONG)
+    run.wait_for_a_checkpoint()
+    run.kill_last_rank()
+    assert run.end() != [0]
+    assert re.search(r"rank 1 .* on node node2 exited on signal 9", " ".join(run.log.split()))
+    assert "rank 0 on node1" not in run.log
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_rank_killed_on_the_other_machine_is_named(cluster: Cluster, slots: int) -> None:
     """With one rank on a machine, nobody there can see it end."""
-    output_dir = cluster.run_file.parent / f"{launcher}_killed_{slots}"
-    run = cluster.evenpack_train(output_dir, LONG, slots=slots, options=options_of(launcher, cluster))
+    output_dir = cluster.run_file.parent / f"killed_{slots}"
+    run = cluster.evenpack_train(output_dir, LONG, slots=slots)
     run.wait_for_a_checkpoint()
     run.kill_last_rank()
     assert run.end() == [1], run.log
@@ -211,7 +226,7 @@ def test_a_machine_that_freezes_is_named(cluster: Cluster) -> None:
     """No connection is closed, as when its power fails: heartbeats show it, though the last tell of the start."""
     output_dir = cluster.run_file.parent / "frozen"
     overrides = [LONG, "run.hang_timeout_seconds=60", "training.checkpoint_every_steps=1"]
-    run = cluster.evenpack_train(output_dir, *overrides, slots=2, options=options_of("pdsh", cluster))
+    run = cluster.evenpack_train(output_dir, *overrides, slots=2)
     run.wait_for_a_checkpoint()
     frozen = cluster.machines.processes(cluster.machines.node2)
     for pid in frozen:

@@ -170,8 +170,8 @@ def _open_store(prefix: str, *, rank: int, patience_seconds: float) -> dist.Stor
         socket.getaddrinfo(address, port)
     except socket.gaierror as error:
         raise RunError(
-            f"{host} does not know the address of rank 0, {address} ({error.strerror}): set MASTER_ADDR, or with "
-            '`evenpack train` --deepspeed-options "--master_addr ADDRESS"'
+            f"{host} does not know the address of rank 0, {address} ({error.strerror}): set MASTER_ADDR, or give "
+            "`deepspeed --master_addr ADDRESS`"
         ) from error
     is_server = rank == 0 and os.environ.get(AGENT_STORE) != "True"
     deadline = time.monotonic() + patience_seconds

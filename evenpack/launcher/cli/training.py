@@ -1,8 +1,7 @@
 """Commands on training and its machines: `evenpack plan`, `train`, `stop` and `doctor`."""
 
-import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,9 +18,6 @@ CpuRanks = Annotated[
     int | None, typer.Option("--cpu-ranks", help="Ranks on this machine's CPU. Default: 2 if it has no GPU.")
 ]
 Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="Machines to run on, in lines 'NAME slots=N'.")]
-DeepspeedOptions = Annotated[
-    str, typer.Option("--deepspeed-options", help="Options of `deepspeed`, in one string; it starts the ranks then.")
-]
 Prepare = Annotated[bool, typer.Option("--prepare", help="Prepare missing data first.")]
 
 
@@ -33,7 +29,6 @@ def plan(
     num_gpus: NumGpus = None,
     cpu_ranks: CpuRanks = None,
     hostfile: Hostfile = None,
-    deepspeed_options: DeepspeedOptions = "",
     ranks: Annotated[
         int | None,
         typer.Option(min=1, help="So many ranks, without their machines. Default: those of this one; with --device 1."),
@@ -74,7 +69,6 @@ def plan(
             num_gpus=num_gpus,
             cpu_ranks=cpu_ranks,
             hostfile=hostfile,
-            deepspeed_options=deepspeed_options,
         )
         ranks = launch.devices.ranks
     if prepare:
@@ -91,13 +85,11 @@ def train(
     num_gpus: NumGpus = None,
     cpu_ranks: CpuRanks = None,
     hostfile: Hostfile = None,
-    deepspeed_options: DeepspeedOptions = "",
     profile: Annotated[
         int | None,
         typer.Option(metavar="STEPS", help="Sets run.profile_steps: a trace of so many steps, and a table."),
     ] = None,
     prepare: Prepare = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan (evenpack plan), and stop.")] = False,
 ) -> Report:
     """Train a prepared run by DeepSpeed.
 
@@ -111,21 +103,13 @@ def train(
     """
     if profile is not None:
         overrides = [*(overrides or []), f"run.profile_steps={profile}"]
-    places: dict[str, Any] = {
-        "num_gpus": num_gpus,
-        "cpu_ranks": cpu_ranks,
-        "hostfile": hostfile,
-        "deepspeed_options": deepspeed_options,
-    }
-    if dry_run:
-        of_plan = {field.name: None for field in dataclasses.fields(PlanOptions)}
-        return plan(run_file=run_file, overrides=overrides, **places, **of_plan, prepare=prepare)
-    from evenpack.launcher.processes.start import plan_launch
-
     config = load(run_file, overrides)
+    from evenpack.launcher.processes.start import plan_launch
     from evenpack.launcher.training import check_training, describe_result, run_training
 
-    launch = plan_launch(run_file, overrides or [], config=config, **places)
+    launch = plan_launch(
+        run_file, overrides or [], config=config, num_gpus=num_gpus, cpu_ranks=cpu_ranks, hostfile=hostfile
+    )
     if prepare:
         from evenpack.launcher.preparing import prepare_run
 

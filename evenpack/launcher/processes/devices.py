@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import logging
 import os
+import re
 import runpy
 import socket
 import sys
@@ -29,17 +30,12 @@ def cpu_cores() -> int:
 
 def cuda_devices() -> int:
     """Returns the number of CUDA devices that this process may use; 0 without an import of a torch built without."""
-    if "torch" not in sys.modules and not _is_torch_built_for_gpus():
+    build = _build_of_torch()
+    if "torch" not in sys.modules and all(build.get(name, "unknown") is None for name in ("cuda", "hip")):
         return 0
     import torch
 
     return torch.cuda.device_count()
-
-
-def _is_torch_built_for_gpus() -> bool:
-    """Returns what torch says of its build. True if unknown."""
-    build = _build_of_torch()
-    return any(build.get(name, "unknown") is not None for name in ("cuda", "hip"))
 
 
 def _build_of_torch() -> Mapping[str, Any]:
@@ -47,6 +43,12 @@ def _build_of_torch() -> Mapping[str, Any]:
     found = importlib.util.find_spec("torch")
     path = None if found is None or found.origin is None else Path(found.origin).with_name("version.py")
     return {} if path is None or not path.is_file() else runpy.run_path(str(path))
+
+
+def visible_devices(count: int) -> list[str]:
+    """Returns the first `count` CUDA devices as CUDA_VISIBLE_DEVICES names them, else their numbers."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return [name.strip() for name in named.split(",")[:count]]
 
 
 def require_seen_gpus(config: "RunConfig", environment: Mapping[str, str]) -> None:
@@ -57,13 +59,14 @@ def require_seen_gpus(config: "RunConfig", environment: Mapping[str, str]) -> No
     Raises: ConfigError instead, for a run that is not to be slow on a GPU (`attention.on_slow_backend: error`).
     """
     files = sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*"))
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    is_hidden = visible is not None and not _names_a_device(visible)
+    is_hidden = re.match(r"\s*(\d|GPU-|MIG-)", environment.get("CUDA_VISIBLE_DEVICES", "0")) is None
     if not files or is_hidden or requested_accelerator(environment) == "cpu" or cuda_devices():
         return
+    build = _build_of_torch()
     found = (
-        f"{socket.gethostname()} has NVIDIA devices ({', '.join(files)}), but PyTorch sees none of them: "
-        f"{_why_unseen(visible)}"
+        f"PyTorch sees none of the NVIDIA devices of {socket.gethostname()} ({', '.join(files)}): it is torch "
+        f"{build.get('__version__')}, built for CUDA {build.get('cuda')} (None: for the CPU alone); compare what "
+        "nvidia-smi shows with docs/gpu.md"
     )
     if config.attention.on_slow_backend == "error":
         raise ConfigError(
@@ -72,25 +75,6 @@ def require_seen_gpus(config: "RunConfig", environment: Mapping[str, str]) -> No
         )
     if LOCAL_RANK.read(environment) in (None, 0):
         log.warning("%s; the run trains on the CPU", found)
-
-
-def _names_a_device(visible: str) -> bool:
-    first = visible.partition(",")[0].strip()
-    return first.isdecimal() or first.startswith(("GPU-", "MIG-"))
-
-
-def _why_unseen(visible: str | None) -> str:
-    """Returns the likely reason, and what to do. `visible`: the value of CUDA_VISIBLE_DEVICES, if it is set."""
-    build = _build_of_torch()
-    version = build.get("__version__", "here")
-    if build and not _is_torch_built_for_gpus():
-        return f"torch {version} is built for the CPU alone; install a build for CUDA"
-    named = "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} names none that is here, or "
-    needed = f" for CUDA {build['cuda']}" if build.get("cuda") else ""
-    return (
-        f"{named}torch {version} needs a newer driver{needed}. Does nvidia-smi work here, and which version of CUDA "
-        "does it name? docs/gpu.md has the driver that each build needs"
-    )
 
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

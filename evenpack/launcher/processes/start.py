@@ -1,7 +1,7 @@
-"""The command that starts the ranks of a run: its devices and options, and the machines of a hostfile.
+"""The command that starts the ranks of a run: its devices, and the machines of a hostfile.
 
-It is `deepspeed` for the machines of a hostfile and with options of it, else the quicker `local_launcher.py`. Machines
-are reached before anything is started on them.
+It is `deepspeed` for the machines of a hostfile, which are reached before anything is started on them, else the quicker
+`local_launcher.py`.
 """
 
 import importlib.util
@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +21,8 @@ import psutil
 
 from evenpack.errors import ConfigError, RunError
 from evenpack.files import explained
-from evenpack.launch_environment import free_port, requested_accelerator, shell_words, ssh_arguments, without_launcher
-from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, require_seen_gpus
+from evenpack.launch_environment import free_port, requested_accelerator, without_launcher
+from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, require_seen_gpus, visible_devices
 from evenpack.launcher.processes.identities import LaunchToken
 from evenpack.units import counted
 
@@ -40,23 +39,8 @@ DEFAULT_CPU_RANKS = 2
 """Ranks on the CPU of a machine without a GPU, if it has as many cores: enough to show that ranks work together, and
 more only share the same cores."""
 
-_DEEPSPEED_HOSTFILE = Path("/job/hostfile")
-"""The hostfile that `deepspeed` uses by default."""
-
-_OWN_OPTIONS = (
-    "-H",
-    "--hostfile",
-    "--num_gpus",
-    "--num_accelerators",
-    "--num_nodes",
-    "-i",
-    "--include",
-    "-e",
-    "--exclude",
-    "--module",
-    "--no_python",
-)
-"""Options of `deepspeed` that decide the number of ranks and their program, which evenpack sets itself."""
+_ANSWER_SECONDS = 30
+_SHOWN_HOSTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +51,11 @@ class Devices:
     """Kind `cuda` or `cpu`; `hosts` for a hostfile's machines."""
     ranks: int
     options: tuple[str, ...]
-    """Options of `deepspeed`."""
+    """Options of the launcher."""
     choice: str
     """The choice and its reason, in a line."""
-    numbers: str = ""
-    """Numbers of this machine's devices, with commas; empty for a hostfile."""
-    spans_machines: bool = False
-    """Whether ranks are started on other machines than this one, which must be reached."""
+    machines: tuple[str, ...] = ()
+    """Machines that must be reached; none if ranks are started on this one alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +67,12 @@ class LaunchPlan:
     environment: Mapping[str, str]
     """Environment variables in addition to this process's own."""
     devices: Devices
-    hostfile: Path | None
-    """None: this machine alone."""
-    extra: tuple[str, ...]
-    """Options of `deepspeed` that the user gave."""
 
-    def reached(self, environment: Mapping[str, str]) -> "LaunchPlan":
+    def reached(self) -> "LaunchPlan":
         """Returns the plan once every machine is reached; see `reached_by_pdsh`. Raises: ConfigError."""
-        if self.hostfile is None or not self.devices.spans_machines:
+        if not self.devices.machines:
             return self
-        found = reached_by_pdsh(self.hostfile, self.extra, environment)
+        found = ("--no_ssh_check", f"--master_addr={reached_by_pdsh(self.devices.machines)}")
         options_at = self.command.index(_DEEPSPEED) + 1
         return replace(self, command=(*self.command[:options_at], *found, *self.command[options_at:]))
 
@@ -118,7 +96,6 @@ def plan_launch(
     num_gpus: int | None,
     hostfile: Path | None,
     cpu_ranks: int | None = None,
-    deepspeed_options: str = "",
     module: str = WORKER_MODULE,
 ) -> LaunchPlan:
     """Chooses the devices and builds the command.
@@ -130,80 +107,51 @@ def plan_launch(
 
     Raises: ConfigError for missing devices or a wrong hostfile; RunError if DeepSpeed is not installed.
     """
-    extra = _checked_options(deepspeed_options)
     environment = {"PYTHONUNBUFFERED": "1"}
     _require_possible_choice(num_gpus, cpu_ranks, hostfile)
     if importlib.util.find_spec("deepspeed") is None:  # the ranks need it in any case
         raise RunError(f"deepspeed is not installed: {sys.executable} -m pip install deepspeed")
     if hostfile is not None:
-        _require_pdsh_for_fewer_gpus(num_gpus, extra)
         devices = hosts_of(hostfile, num_gpus)
         _refuse_shell_characters([str(run_file), *overrides])
+        # failures are reported once, in our own words
+        start = [_DEEPSPEED, "--log_level=critical", *devices.options, "--module"]
     else:
         if config is not None and cpu_ranks is None and num_gpus is None:
             require_seen_gpus(config, without_launcher(os.environ))
-        cuda_count = cuda_devices() if cpu_ranks is None else 0  # counting them imports torch
-        devices = local_devices(num_gpus, cpu_ranks, cuda_count=cuda_count, environment=os.environ)
+        devices = local_devices(num_gpus, cpu_ranks)
+        start = [LOCAL_LAUNCHER, *devices.options, f"--port={free_port()}"]
     if devices.kind == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
-    if hostfile is None and not extra:
-        start = [sys.executable, "-m", LOCAL_LAUNCHER, f"--devices={devices.numbers}", f"--port={free_port()}"]
-    else:
-        if hostfile is None:
-            extra = [*_local_options(extra), *extra]
-        # failures are reported once, in our own words
-        start = [sys.executable, "-m", _DEEPSPEED, "--log_level=critical"]
-        start += [*devices.options, *extra, "--module"]
-    command = [*start, module, str(run_file), *overrides]
-    return LaunchPlan(
-        command=tuple(command), environment=environment, devices=devices, hostfile=hostfile, extra=tuple(extra)
-    )
+    command = (sys.executable, "-m", *start, module, str(run_file), *overrides)
+    return LaunchPlan(command=command, environment=environment, devices=devices)
 
 
-def _plan_elsewhere(num_gpus: int) -> str:
-    return f"For GPUs of another machine, `evenpack plan` takes --ranks {num_gpus} --device NAME, as h100"
-
-
-def local_devices(
-    num_gpus: int | None, cpu_ranks: int | None = None, *, cuda_count: int, environment: Mapping[str, str]
-) -> Devices:
+def local_devices(num_gpus: int | None, cpu_ranks: int | None = None) -> Devices:
     """Returns this machine's GPUs, all of them or the first `num_gpus`, or ranks on the CPU.
 
     Ranks are on the CPU if requested, or if nothing is requested and there is no GPU.
 
     Raises: ConfigError if there are fewer GPUs than requested, or for a DS_ACCELERATOR of another name.
     """
-    hidden = requested_accelerator(environment) == "cpu"
+    is_hidden = requested_accelerator(os.environ) == "cpu"
     if cpu_ranks is not None:
         return _on_cpu(cpu_ranks, why="as requested")
-    usable = 0 if hidden else cuda_count
-    reason = "DS_ACCELERATOR is cpu" if hidden else "PyTorch sees no CUDA device"
+    usable = 0 if is_hidden else cuda_devices()  # counting them may import torch
+    reason = "DS_ACCELERATOR is cpu" if is_hidden else "PyTorch sees no CUDA device"
     if num_gpus is None and usable == 0:
         return _on_cpu(min(DEFAULT_CPU_RANKS, cpu_cores()), why=f"{reason}; --cpu-ranks chooses another number")
-    if num_gpus is not None and usable == 0:
-        raise ConfigError(
-            f"--num-gpus {num_gpus}: {reason} (`evenpack doctor` lists the devices). For ranks on the CPU say "
-            f"--cpu-ranks {num_gpus}. {_plan_elsewhere(num_gpus)}"
-        )
     if num_gpus is not None and num_gpus > usable:
+        found = f"this machine shows {counted(usable, 'CUDA device')}" if usable else reason
         raise ConfigError(
-            f"--num-gpus {num_gpus}: this machine shows {counted(usable, 'CUDA device')}. {_plan_elsewhere(num_gpus)}"
+            f"--num-gpus {num_gpus}: {found} (`evenpack doctor` lists the devices). For ranks on the CPU say "
+            f"--cpu-ranks {num_gpus}. For GPUs of another machine, `evenpack plan` takes --ranks {num_gpus} "
+            "--device NAME, as h100"
         )
     ranks = num_gpus or usable
-    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-    if not visible:
-        numbers = _numbers(ranks)
-        options = (f"--num_gpus={ranks}",)
-    else:  # with --num_gpus `deepspeed` would ignore the variable and take devices from 0 on
-        chosen = visible.split(",")[:ranks]
-        if not all(device.strip().isdigit() for device in chosen):
-            raise ConfigError(
-                f"CUDA_VISIBLE_DEVICES={visible}: `deepspeed` takes devices by number only, for example 0,1"
-            )
-        numbers = ",".join(device.strip() for device in chosen)
-        options = (f"--include=localhost:{numbers}",)
     choice = f"{ranks} of this machine's {counted(usable, 'CUDA device')}"
-    return Devices(kind="cuda", ranks=ranks, options=options, choice=choice, numbers=numbers)
+    options = (f"--devices={','.join(visible_devices(ranks))}",)
+    return Devices(kind="cuda", ranks=ranks, options=options, choice=choice)
 
 
 def _on_cpu(ranks: int, *, why: str) -> Devices:
@@ -212,11 +160,8 @@ def _on_cpu(ranks: int, *, why: str) -> Devices:
     if ranks > cores:
         share = f"warning: they share {counted(cores, 'core')} and wait for each other, so give at most {cores}"
     choice = f"{counted(ranks, 'rank')} on the CPU ({why}), {share}"
-    return Devices(kind="cpu", ranks=ranks, options=(f"--num_gpus={ranks}",), choice=choice, numbers=_numbers(ranks))
-
-
-def _numbers(ranks: int) -> str:
-    return ",".join(map(str, range(ranks)))
+    options = (f"--devices={','.join(map(str, range(ranks)))}",)
+    return Devices(kind="cpu", ranks=ranks, options=options, choice=choice)
 
 
 def _require_possible_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: Path | None) -> None:
@@ -242,58 +187,16 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
         raise ConfigError(f"--num-gpus {num_gpus}: the smallest machine of {hostfile} has {min(slots.values())} slots")
     ranks = sum(slots.values()) if num_gpus is None else num_gpus * len(slots)
     options = [f"--hostfile={hostfile}", *([f"--num_gpus={num_gpus}"] if num_gpus is not None else [])]
-    machines, is_remote = counted(len(slots), "machine"), True
-    if len(slots) == 1:
-        machines = next(iter(slots))
-        is_remote = not is_this_machine(machines)
-        if is_remote:
-            options.append("--force_multi")  # otherwise `deepspeed` would start the only machine's ranks on this one
+    is_here = len(slots) == 1 and is_this_machine(*slots)
+    if not is_here:
+        options.append("--force_multi")  # otherwise `deepspeed` would start the ranks of a single machine on this one
     return Devices(
         kind="hosts",
         ranks=ranks,
         options=tuple(options),
-        choice=f"{counted(ranks, 'rank')} on {machines} of {hostfile}",
-        spans_machines=is_remote,
+        choice=f"{counted(ranks, 'rank')} on {counted(len(slots), 'machine')} of {hostfile}",
+        machines=() if is_here else tuple(slots),
     )
-
-
-def _local_options(extra: Sequence[str]) -> list[str]:
-    options = []
-    if not any(option.startswith("--master_port") for option in extra):
-        options.append(f"--master_port={free_port()}")  # two runs on one machine need two
-    if _DEEPSPEED_HOSTFILE.is_file():
-        options.append(f"--hostfile={os.devnull}")  # otherwise it would use that file's machines
-    return options
-
-
-def _checked_options(deepspeed_options: str) -> list[str]:
-    options = shell_words("--deepspeed-options", deepspeed_options)
-    for option in options:
-        if _is_own(option):
-            raise ConfigError(
-                f"--deepspeed-options: {option} decides which ranks there are; use --num-gpus, --cpu-ranks and "
-                "--hostfile instead"
-            )
-    return options
-
-
-def _is_own(option: str) -> bool:
-    """Returns whether argparse may take it for one of `_OWN_OPTIONS`: it takes the beginnings of long ones as well."""
-    name = option.partition("=")[0]
-    if " " in name:  # a value
-        return False
-    if name.startswith("--"):
-        return len(name) > 2 and any(own.startswith(name) for own in _OWN_OPTIONS)
-    return name[:2] in _OWN_OPTIONS
-
-
-def _require_pdsh_for_fewer_gpus(num_gpus: int | None, extra: Sequence[str]) -> None:
-    launcher = launcher_of(extra)
-    if num_gpus is not None and launcher != "pdsh":
-        raise ConfigError(
-            f"--num-gpus {num_gpus}: with --launcher {launcher} DeepSpeed uses all slots of a hostfile; write "
-            f"slots={num_gpus} into it for each machine, and leave --num-gpus out"
-        )
 
 
 def _refuse_shell_characters(arguments: Sequence[str]) -> None:
@@ -306,12 +209,6 @@ def _refuse_shell_characters(arguments: Sequence[str]) -> None:
             )
 
 
-_CONNECT_SECONDS = 10
-_ANSWER_SECONDS = 30.0
-_AT_ONCE = 32
-_SHOWN_HOSTS = 5
-
-
 def read_hostfile(hostfile: Path) -> dict[str, int]:
     """Returns the slots of each machine, from lines `NAME slots=N`.
 
@@ -321,22 +218,15 @@ def read_hostfile(hostfile: Path) -> dict[str, int]:
         with explained(hostfile, ConfigError, missing=True):
             lines = hostfile.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"hostfile {hostfile}: expected lines 'NAME slots=N' in UTF-8, found {error.object[error.start]:#04x} at "
-            f"byte {error.start}; save it as UTF-8"
-        ) from error
+        raise ConfigError(f"hostfile {hostfile}: {error}; save it as UTF-8") from error
     slots: dict[str, int] = {}
     for number, text in enumerate(lines, 1):
         line = text.partition("#")[0].strip()
         if not line:
             continue
-        match = re.fullmatch(r"(\S+)\s+slots=(\d+)(\s.*)?", line)
-        if match is None or int(match[2]) < 1:
+        match = re.fullmatch(r"([^\s-]\S*)\s+slots=([1-9]\d*)(\s.*)?", line)  # ssh takes -NAME for an option
+        if match is None:
             raise ConfigError(f"{hostfile}, line {number}: expected 'NAME slots=N', found '{line}'")
-        if match[1].startswith("-"):
-            raise ConfigError(
-                f"{hostfile}, line {number}: ssh would take {match[1]} for an option: give the name alone"
-            )
         if match[1] in slots:
             raise ConfigError(f"{hostfile}, line {number}: {match[1]} is named twice")
         slots[match[1]] = int(match[2])
@@ -355,84 +245,47 @@ def is_this_machine(name: str) -> bool:
     return name in {"localhost", socket.gethostname(), *addresses}
 
 
-def reached_by_pdsh(hostfile: Path, deepspeed_options: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Logs in to every machine as pdsh will, and returns options of `deepspeed` that follow from it.
+def reached_by_pdsh(machines: Sequence[str]) -> str:
+    """Logs in to every machine as `deepspeed` will, and returns the first address of the first machine.
 
-    `deepspeed` looks at the first machine only, without the options that pdsh takes from PDSH_SSH_ARGS_APPEND. So it is
-    told that this has been done, and the address of the first machine. Other launchers than pdsh, and
-    `--no_ssh_check`, get nothing: they log in by means of their own, or not at all. `--launcher pdsh` says what
-    `deepspeed` does without it.
+    `deepspeed` itself looks at the first machine only, without the options that pdsh takes from PDSH_SSH_ARGS_APPEND.
 
-    Raises: ConfigError with the machines that are not reached, or if pdsh is not installed.
+    Raises: ConfigError with the machines that do not answer, or if pdsh is not installed.
     """
-    given = [option.partition("=")[0] for option in deepspeed_options]
-    if launcher_of(deepspeed_options) != "pdsh" or {"--no_ssh_check", "--no_ssh"} & set(given):
-        return []
-    if shutil.which("pdsh", path=environment.get("PATH")) is None:
+    if shutil.which("pdsh") is None:
         raise ConfigError(
-            "--hostfile needs pdsh, which is not installed here (Debian: apt-get install pdsh). Open MPI works too: "
-            "--deepspeed-options '--launcher openmpi'"
+            "--hostfile needs pdsh, which is not installed here (Debian: apt-get install pdsh). docs/running.md says "
+            "how other launchers start the ranks"
         )
-    ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}"]
-    ssh += ssh_arguments(environment)
-    ssh += ["-p", _value(deepspeed_options, "--ssh_port")] if "--ssh_port" in given else []
-    hosts = list(read_hostfile(hostfile))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda host: _log_in(host, ssh, environment), hosts))
-    unreached = [answer for answer in answers if answer.problem is not None]
+    ssh_options = f"{os.environ.get('PDSH_SSH_ARGS_APPEND', '')} -o BatchMode=yes"  # and pdsh's -o ConnectTimeout=10
+    done = subprocess.run(
+        ["pdsh", "-S", "-R", "ssh", "-u", str(_ANSWER_SECONDS), "-w", ",".join(machines), "hostname", "-I"],
+        env={**os.environ, "PDSH_SSH_ARGS_APPEND": ssh_options},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    answers = dict(re.findall(r"^(\S+): (.*\S)", done.stdout, re.MULTILINE))
+    said = dict(re.findall(r"^(?!pdsh@)(\S+): (.*)", done.stderr, re.MULTILINE))
+    failed = dict(reversed(re.findall(r"^pdsh@\S+: (\S+): (.*)", done.stderr, re.MULTILINE)))  # the first line counts
+    addresses: list[str] = []
+    unreached: list[str] = []
+    for machine in machines:
+        label = machine.rpartition("@")[2]
+        if label not in answers | failed:
+            label = label.partition(".")[0]  # pdsh leaves a domain out that all have
+        if label in failed or label not in answers:
+            problem = said.get(label) or failed.get(label) or (done.stderr.splitlines() or ["no answer"])[-1]
+            unreached.append(f"\n  {machine}: {problem}")
+        else:
+            addresses.append(answers[label].split()[0])
     if unreached:
-        shown = "".join(f"\n  {answer.host}: {answer.problem}" for answer in unreached[:_SHOWN_HOSTS])
         more = f"\n  and {len(unreached) - _SHOWN_HOSTS} more" if len(unreached) > _SHOWN_HOSTS else ""
         raise ConfigError(
-            f"{len(unreached)} of {len(hosts)} machines of {hostfile} are not reached by ssh without a password:"
-            f"{shown}{more}\nTry `ssh HOST hostname`. An ssh configuration of your own goes into "
-            "PDSH_SSH_ARGS_APPEND='-F FILE'; --deepspeed-options '--no_ssh_check' leaves this check out"
+            f"{len(unreached)} of {len(machines)} machines of the hostfile are not reached by ssh without a password:"
+            f"{''.join(unreached[:_SHOWN_HOSTS])}{more}\nTry `ssh HOST hostname`. An ssh configuration of your own "
+            "goes into PDSH_SSH_ARGS_APPEND='-F FILE'"
         )
-    options = ["--no_ssh_check"]
-    if "--master_addr" not in given and answers[0].address:
-        options.append(f"--master_addr={answers[0].address}")
-    return options
-
-
-def launcher_of(deepspeed_options: Sequence[str]) -> str:
-    """Returns what `deepspeed` reaches other machines with, in lower case."""
-    return _value(deepspeed_options, "--launcher").lower() or "pdsh"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    host: str
-    address: str
-    """The machine's first address; empty if it did not say it."""
-    problem: str | None
-
-
-def _log_in(host: str, ssh: Sequence[str], environment: Mapping[str, str]) -> _Answer:
-    try:
-        done = subprocess.run(
-            [*ssh, host, "hostname", "-I"],
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_SECONDS,
-            stdin=subprocess.DEVNULL,
-            env=dict(environment),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return _Answer(host=host, address="", problem=f"no answer within {_ANSWER_SECONDS:g} s")
-    except OSError as error:
-        return _Answer(host=host, address="", problem=f"ssh cannot be started: {error.strerror}")
-    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    address = (done.stdout.split() or [""])[0]
-    return _Answer(host=host, address=address, problem=None if done.returncode == 0 else said)
-
-
-def _value(options: Sequence[str], name: str) -> str:
-    """Returns the value of an option, written as `NAME VALUE` or `NAME=VALUE`; the last one counts; empty without."""
-    value = ""
-    for option, following in zip(options, (*options, "")[1:], strict=True):
-        if option.startswith(f"{name}="):
-            value = option.partition("=")[2]
-        if option == name:
-            value = following
-    return value
+    return addresses[0]

@@ -15,7 +15,6 @@ import yaml
 from command_line import evenpack
 from seen_figures import DrawnFigure
 
-from evenpack.errors import CheckpointError
 from evenpack.launcher.cli import app as cli
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import published_histogram, read_histogram
@@ -86,13 +85,9 @@ def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
     [
         (["tarin", "run.yaml"], "No such command 'tarin'"),
         (["study", "evenness", "run.yaml"], "No such command 'evenness': use study imbalance; docs/imbalance.md has"),
-        (["study", "roofline", "run.yaml"], "No such command 'roofline': use study throughput"),
-        (["study", "shuffle", "study.yaml"], "No such command 'shuffle': use study equivalence with arms"),
         (["study", "packing", "squad_1_1_384", "--beside", "x"], "No such option '--beside': use a call for each"),
         (["budget", "run.yaml"], "No such command 'budget': use plan"),
-        (["inspect", "lengths.txt"], "No such command 'inspect': use plan for a run, study packing for lengths"),
         (["plan", "run.yaml", "--devices=8"], "No such option '--devices': use --ranks"),
-        (["train", "run.yaml", "--dry-run", "--rank", "1"], "No such option '--rank': use plan --rank"),
         (["prepare", "run.yaml", "--fast"], "No such option: --fast"),
         (["prepare"], "Missing argument"),
         (["train", "run.yaml", "-n", "two"], "Invalid value for '--num-gpus'"),
@@ -123,11 +118,6 @@ def test_waits_are_of_a_directory_or_of_a_run_file_with_overrides(run_file: Path
         done = evenpack("waits", *arguments, "--json")
         assert done.code == 2
         assert str(done.json()["message"]).startswith(f"{directory} holds no metrics.jsonl")
-
-
-def test_a_call_without_arguments_shows_the_commands() -> None:
-    done = evenpack()
-    assert "plan" in done.stdout + done.stderr
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -297,7 +287,7 @@ def test_a_plan_says_exactly_what_would_happen_and_starts_nothing(prepared: Path
     assert cost["tokens"] == pytest.approx(10 * 8 * 32 * values["data"]["packing_efficiency"])
     assert "CPU core" in cost["hours"]["on"]
     assert not (prepared.parent / "OUT" / "ranks").exists()
-    text = evenpack("train", prepared, "--dry-run")
+    text = evenpack("plan", prepared)
     assert "gradient accumulation" in text.stdout
     assert "evenpack.launcher.worker" in text.stdout
 
@@ -354,18 +344,9 @@ def test_train_refuses_before_it_starts_anything(run_file: Path) -> None:
     no_gpus = evenpack("train", run_file, "--num-gpus", "8")
     assert no_gpus.code == 2
     assert "--num-gpus 8: PyTorch sees no CUDA device" in no_gpus.stderr
-    assert "For ranks on the CPU say --cpu-ranks 8" in " ".join(no_gpus.stderr.split())
     extra = evenpack("train", run_file, "deepspeed.extra.train_batch_size=3")
     assert extra.code == 2
     assert "training.packs_per_step" in extra.stderr
-
-
-@pytest.mark.parametrize("command", ["evaluate", "export"])
-def test_without_a_checkpoint_there_is_nothing_to_evaluate_or_export(command: str, prepared: Path) -> None:
-    arguments = [prepared, *(["exported"] if command == "export" else [])]
-    done = evenpack(command, *arguments)
-    assert done.code == 2
-    assert "run `evenpack train` with this run file first" in done.stderr
 
 
 @pytest.mark.parametrize("named", ["0", "best"])
@@ -441,14 +422,6 @@ def test_what_is_printed_meanwhile_never_reaches_the_json(run_file: Path, monkey
     done = evenpack("prepare", run_file, "--json")
     assert "chatter" in done.stderr
     assert set(done.json()) == {"directory", "vocabulary_size", "splits", "source_rows"}
-
-
-def test_checkpoint_errors_are_errors_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise CheckpointError("step_000010 is broken")
-
-    monkeypatch.setattr("evenpack.launcher.cli.results.load", fail)
-    assert evenpack("evaluate", "run.yaml").stderr == "error: step_000010 is broken\n"
 
 
 @pytest.mark.slow

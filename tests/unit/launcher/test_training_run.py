@@ -55,7 +55,7 @@ def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(training, "supervise", supervise)
     devices = Devices(kind="cuda", ranks=1, options=(), choice="1 of 1")
-    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=None, extra=())
+    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices)
     found = run_training(launch, checked(folder))
     return found, streams[0]
 
@@ -75,8 +75,8 @@ def test_machines_of_a_hostfile_are_reached_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    devices = Devices(kind="hosts", ranks=2, options=(), choice="2 ranks on 2 machines", spans_machines=True)
-    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=tmp_path / "hosts", extra=())
+    devices = Devices(kind="hosts", ranks=2, options=(), choice="2 ranks on 2 machines", machines=("a", "b"))
+    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices)
     with pytest.raises(ConfigError, match="pdsh, which is not installed"):
         run_training(launch, checked(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -108,7 +108,7 @@ def test_a_resume_that_ranks_would_refuse_starts_none(
 
     monkeypatch.setattr(training, "supervise", supervise)
     devices = Devices(kind="cuda", ranks=1, options=(), choice="1 of 1")
-    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=None, extra=())
+    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices)
     for sections, refusal in (
         ({"run": {"seed": 7}}, "run.seed: .* -> 7"),
         ({"training": {"packs_per_step": 32}}, "to start again"),

@@ -59,17 +59,13 @@ def test_devices_are_counted_without_torch_only_where_it_is_built_without_gpus()
         assert found == "0"
 
 
-CPU_BUILD = {"__version__": "2.13.0+cpu", "cuda": None, "hip": None}
-CUDA_BUILD = {"__version__": "2.13.0+cu130", "cuda": "13.0"}
-
-
 @pytest.fixture
 def unseen_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU and a build of torch for CUDA, whose driver is too old."""
     for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.setattr(devices, "_DEVICE_FILES", tmp_path)
-    monkeypatch.setattr(devices, "_build_of_torch", lambda: CUDA_BUILD)
+    monkeypatch.setattr(devices, "_build_of_torch", lambda: {"__version__": "2.13.0+cu130", "cuda": "13.0"})
     monkeypatch.setattr(devices, "cuda_devices", lambda: 0)
 
 
@@ -77,21 +73,15 @@ def run(name: str) -> RunConfig:
     return load_run_file(Path(name), RunConfig)
 
 
+@pytest.mark.parametrize(
+    "environment", [{}, {"CUDA_VISIBLE_DEVICES": "7"}, {"CUDA_VISIBLE_DEVICES": "GPU-8a56"}], ids=str
+)
 def test_a_run_for_gpus_is_refused_where_torch_does_not_see_the_gpus(
-    unseen_gpu: None, monkeypatch: pytest.MonkeyPatch
+    unseen_gpu: None, environment: dict[str, str]
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"NVIDIA devices \(nvidia0\).*: torch 2\.13\.0\+cu130 needs a newer driver for"
-    ):
-        require_seen_gpus(run("bert_large_phase2_sprint"), {})
-    monkeypatch.setattr(devices, "_build_of_torch", lambda: CPU_BUILD)
-    with pytest.raises(ConfigError, match=r"2\.13\.0\+cpu is built for the CPU alone.*set DS_ACCELERATOR=cpu"):
-        require_seen_gpus(run("bert_large_phase2_sprint"), {})
-    monkeypatch.setattr(devices, "_build_of_torch", dict)
-    with pytest.raises(
-        ConfigError, match=r"CUDA_VISIBLE_DEVICES=7 names none that is here, or torch here needs a newer"
-    ):
-        require_seen_gpus(run("bert_large_phase2_sprint"), {"CUDA_VISIBLE_DEVICES": "7"})
+    seen = r"\(nvidia0\).* 2\.13\.0\+cu130, built for CUDA 13\.0 .* nvidia-smi .* set DS_ACCELERATOR=cpu"
+    with pytest.raises(ConfigError, match=seen):
+        require_seen_gpus(run("bert_large_phase2_sprint"), environment)
 
 
 def test_another_run_trains_on_the_cpu_there_and_says_so(unseen_gpu: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +89,6 @@ def test_another_run_trains_on_the_cpu_there_and_says_so(unseen_gpu: None, caplo
         require_seen_gpus(run("demo"), {"LOCAL_RANK": "1"})
         assert not caplog.text, "its neighbour says it"
         require_seen_gpus(run("demo"), {})
-    assert "Does nvidia-smi work here" in caplog.text
     assert caplog.text.strip().endswith("the run trains on the CPU")
 
 
@@ -132,7 +121,7 @@ def test_ranks_are_not_planned_on_that_machines_cpu_unless_requested(
     for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
     given: dict[str, Any] = {"config": run("bert_large_phase2_sprint"), "num_gpus": None, "hostfile": None}
-    with pytest.raises(ConfigError, match="PyTorch sees none of them"):
+    with pytest.raises(ConfigError, match="PyTorch sees none of"):
         plan_launch(Path("run.yaml"), [], **given)
     assert plan_launch(Path("run.yaml"), [], cpu_ranks=2, **given).devices.ranks == 2
 
