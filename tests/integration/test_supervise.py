@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,28 +149,6 @@ def test_an_output_directory_that_is_removed_under_a_run_is_an_error_of_the_user
     result = supervise(plan("-c", script, str(tmp_path / "out")), tmp_path / "out", say=print)
     assert (result.state, result.exit_code) == ("failed", 2)
     assert f"{tmp_path / 'out'} was removed while the run was writing into it" in result.message
-
-
-def test_a_rank_that_had_stopped_is_named_though_the_launcher_has_ended_all(tmp_path: Path) -> None:
-    """As `mpirun` does, a second after the first rank has ended."""
-    script = (
-        "import os, sys; from pathlib import Path; from dataclasses import replace\n"
-        "from evenpack.launcher.processes.identities import LaunchToken, RankPlace\n"
-        "from evenpack.launcher.processes.ranks import RankFolder, RankStatus\n"
-        "folder = RankFolder(Path(sys.argv[1]), LaunchToken.parse(sys.argv[2].partition('=')[2]).run_id)\n"
-        "for rank in (0, 1):\n"
-        "    status = RankStatus.starting(folder.run_id, RankPlace.of_environment({'RANK': str(rank)}))\n"
-        "    folder.write_status(replace(status, host=f'node{rank + 1}'))\n"
-        "os.utime(folder.status_file(1), (0.0, 0.0))\n"
-        "folder.lost_file.touch()\n"
-        "os.utime(folder.status_file(0))\n"
-        "raise SystemExit(137)"
-    )
-    launch = plan("-c", script, str(tmp_path / "out"))
-    launch = replace(launch, devices=replace(launch.devices, ranks=2))
-    result = supervise(launch, tmp_path / "out", say=print)
-    assert result.exit_code == 1
-    assert result.message.startswith("rank 1 on node2 failed: others have lost their connection to it; the launcher")
 
 
 def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

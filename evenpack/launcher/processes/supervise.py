@@ -22,7 +22,7 @@ import psutil
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launch_environment import without_launcher
-from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, find_first_stopped
+from evenpack.launcher.processes.hangs import HangLimits, HangMonitor
 from evenpack.launcher.processes.holding import held_output_dir
 from evenpack.launcher.processes.identities import LaunchToken
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection
@@ -249,7 +249,7 @@ class _Supervisor:
             return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
         return launch_result(
             statuses,
-            self._folder.read_failure() or find_first_stopped(self._folder, self._plan.devices.ranks),
+            self._folder.read_failure(),
             ranks=self._plan.devices.ranks,
             launcher_code=child.returncode,
             folder=self._folder.path,
