@@ -15,7 +15,6 @@ from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, M
 from evenpack.launcher.processes import supervise as module
 from evenpack.launcher.processes.identities import RankPlace
 from evenpack.launcher.processes.start import Devices, LaunchPlan
-from evenpack.launcher.processes.stop import Lifeline, end_with_starter
 from evenpack.launcher.processes.supervise import LaunchResult, session_processes, supervise
 
 
@@ -108,12 +107,8 @@ def test_a_study_that_is_killed_while_its_runs_save_cuts_no_save_short(
 
     def stop_study() -> None:
         send_first(run, signal.SIGTERM)
-        study = Lifeline()
-        with monkeypatch.context() as patch:
-            for name, value in study.environment.items():
-                patch.setenv(name, value)
-            end_with_starter()
-        os.close(study._write)
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        send(signal.SIGTERM)
         time.sleep(2.0)
         living.extend(run.living())
         send(signal.SIGTERM)

@@ -32,7 +32,6 @@ from evenpack.launcher.processes.stop import (
     StopRequest,
     handled_stop_signals,
     remove_stop_request,
-    take_end_of_starter,
     write_stop_request,
 )
 from evenpack.worker_pool import is_resource_tracker
@@ -216,6 +215,8 @@ class _Supervisor:
         self._token = token
         self._folder = folder
         self._say = say
+        self._hangs = None if limits is None else HangMonitor(folder, plan.devices.ranks, limits=limits)
+        self._parent = os.getppid()
         self._signals: list[tuple[float, int]] = []
         self._asked_to_stop = False
         self._killed_by: int | None = None
@@ -256,8 +257,8 @@ class _Supervisor:
         )
 
     def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
-        is_repeat = bool(self._signals)
-        if take_end_of_starter() and is_repeat:
+        before, self._parent = self._parent, os.getppid()
+        if self._signals and self._parent != before:
             return  # a study that was asked to stop, and passed it on, is gone before its runs have saved
         self._signals.append((time.monotonic(), number))
 
