@@ -38,7 +38,7 @@ from evenpack.launcher.processes.devices import (
 from evenpack.launcher.processes.guard import Ancestors, Guard, WatchedRun, end_process, mark_what_is_started
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
-from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, parent_command, plain_run_id
+from evenpack.launcher.processes.identities import LaunchToken, RankPlace, parent_command, plain_run_id
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection, output_dir_of_first
 from evenpack.launcher.processes.stop import (
     StopFlag,
@@ -109,8 +109,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     except EvenpackError as error:
         say(f"error: {error}")  # no rank knows its number, so each says it
         return EXIT_BAD_INPUT
-    ancestors = Ancestors() if place.launched else None
-    guard = Guard(place, ancestors)
+    guard = Guard(place, Ancestors() if place.launched else None)
     guard.start()
     share_cores(place)
     mark_what_is_started()
@@ -130,7 +129,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
         return EXIT_BAD_INPUT
     token = options.evenpack_run
     run_id = token.run_id if token is not None else plain_run_id(place) if meeting is None else meeting.id
-    rank = Rank(config, place, token, run_id=run_id, ancestors=ancestors, guard=guard, meeting=meeting)
+    rank = Rank(config, place, token, run_id=run_id, guard=guard, meeting=meeting)
     if train is None and place.rank == 0:
         joining = f", then joining {place.world_size} ranks" if place.world_size > 1 else ""
         say(f"importing torch and DeepSpeed{joining}")
@@ -204,7 +203,6 @@ class Rank:
         token: LaunchToken | None,
         *,
         run_id: str,
-        ancestors: Ancestors | None,
         guard: Guard,
         meeting: "Meeting | None" = None,
     ) -> None:
@@ -213,7 +211,6 @@ class Rank:
         self._meeting = meeting
         self._place = place
         self._token = token
-        self._ancestors = ancestors
         self._folder = RankFolder(config.run.output_dir, run_id)
         self._owns_files = False
         """Whether the files of ranks in the output directory are this run's."""
@@ -261,7 +258,7 @@ class Rank:
             self._folder.write_status(self._heartbeat.status)
             self._heartbeat.keep_up()
         if self._token is not None and self._place.rank == 0:
-            held.enter_context(held_as_writer(output_dir, needs=self._needs()))
+            held.enter_context(held_as_writer(output_dir))
         self._stop.install()
         self._guard.watch(self._watched)
 
@@ -272,8 +269,8 @@ class Rank:
         """
         if self._place.rank == 0:
             try:
-                held.enter_context(held_output_dir(self._config.run.output_dir, needs=self._needs()))
-                held.enter_context(held_as_writer(self._config.run.output_dir, needs=self._needs()))
+                held.enter_context(held_output_dir(self._config.run.output_dir))
+                held.enter_context(held_as_writer(self._config.run.output_dir))
                 self._folder.remove_earlier()
             except RunError:
                 self._say_whose_directory(is_own=False)
@@ -284,12 +281,6 @@ class Rank:
                 end_process(EXIT_BAD_INPUT)  # rank 0 says why
         else:
             self._wait_for_owner()
-
-    def _needs(self) -> list[ProcessIdentity]:
-        """Returns the processes of this machine with which this one ends, as its guard sees to."""
-        launcher = None if self._token is None else self._token.process_if_here()
-        parent = None if self._ancestors is None else ProcessIdentity.of(self._ancestors.parent)
-        return [process for process in (launcher, parent) if process is not None]
 
     def _say_whose_directory(self, *, is_own: bool) -> None:
         if self._meeting is not None:
