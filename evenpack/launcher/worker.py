@@ -35,7 +35,7 @@ from evenpack.launcher.processes.devices import (
     require_seen_gpus,
     settle_device,
 )
-from evenpack.launcher.processes.guard import Ancestors, Guard, WatchedRun, end_process, mark_what_is_started
+from evenpack.launcher.processes.guard import Ancestors, Guard, WatchedRun, end_process
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
 from evenpack.launcher.processes.identities import LaunchToken, RankPlace, parent_command, plain_run_id
@@ -112,7 +112,6 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     guard = Guard(place, Ancestors() if place.launched else None)
     guard.start()
     share_cores(place)
-    mark_what_is_started()
     try:
         config = _load_config(options.run_file, options.overrides)
         configure_allocator(config, os.environ)

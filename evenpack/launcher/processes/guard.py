@@ -45,9 +45,6 @@ _LEAVING_SECONDS = 30.0
 """Seconds for the interpreter to end after the final status."""
 _EXIT_TIMEOUT_SECONDS = 5.0
 """Seconds for a file system to store the reason why the guard ends this rank."""
-_STARTED_BY = "EVENPACK_STARTED_BY"
-"""Variable of the processes that a rank has started: its process and session. They have another parent once it is
-dead."""
 
 
 class Ancestors:
@@ -301,9 +298,6 @@ class Neighbours:
         return alive < self._place.local_world_size - len(self._gone)
 
     def _exit_without_message(self, rank: int) -> Failure:
-        dead = self._processes.get(rank)
-        if dead is not None:
-            _kill_started_by(dead)
         return Failure.seen(self._status.run_id, rank, self._status.host, None)
 
 
@@ -312,20 +306,6 @@ def end_in_any_case() -> None:
     last_resort = threading.Timer(_EXIT_TIMEOUT_SECONDS, os._exit, args=(EXIT_ENDED_BY_GUARD,))
     last_resort.daemon = True
     last_resort.start()
-
-
-def mark_what_is_started() -> None:
-    """Lets neighbours know what this process starts from now on, should it be killed."""
-    os.environ[_STARTED_BY] = f"{os.getpid()}:{os.getsid(0)}"
-
-
-def _kill_started_by(dead: ProcessIdentity) -> None:
-    """Kills the programs of a dead rank that do not watch their parent, as loaders do."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            marked = process.environ().get(_STARTED_BY) == f"{dead.pid}:{dead.session}"
-            if marked and not is_resource_tracker(process.cmdline()):
-                process.kill()
 
 
 def kill_children(process: psutil.Process) -> None:
