@@ -124,11 +124,10 @@ def test_a_file_that_somebody_else_has_put_there_has_no_effect(tmp_path: Path) -
 
 
 def test_a_rank_knows_by_its_new_parent_that_its_launcher_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    ancestors = Ancestors()
-    assert not ancestors.parent_is_gone()
+    ancestors, parent = Ancestors(), os.getppid()
+    assert ancestors.reason_to_end() is None
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert ancestors.parent_is_gone()
-    assert ancestors.describe_end() == f"the launcher (process {ancestors.parent}) has ended"
+    assert ancestors.reason_to_end() == f"the launcher (process {parent}) has ended"
 
 
 COMMAND = """
