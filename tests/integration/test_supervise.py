@@ -85,19 +85,6 @@ def test_signals_close_together_are_one_request_to_stop(looping: FakeRun) -> Non
     assert said == ["saving at the end of this step; press again to stop immediately"]
 
 
-def test_a_later_signal_kills_with_its_own_code(tmp_path: Path) -> None:
-    run = FakeRun.create(tmp_path, "hang_in_python")
-
-    def send_two() -> None:
-        send_first(run, signal.SIGINT)
-        send(signal.SIGTERM)
-
-    result, said = supervise_with(run, send_two)
-    assert (result.state, result.exit_code) == ("failed", 143)
-    assert said[-1] == "stopping immediately"
-    assert run.living() == []
-
-
 def test_a_study_that_is_killed_while_its_runs_save_cuts_no_save_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
