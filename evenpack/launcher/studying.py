@@ -29,7 +29,7 @@ from evenpack.launcher.processes.devices import (
 )
 from evenpack.launcher.processes.holding import held_output_dir
 from evenpack.launcher.processes.identities import RankPlace
-from evenpack.launcher.processes.stop import Lifeline, handled_stop_signals, say
+from evenpack.launcher.processes.stop import handled_stop_signals, named_as_starter, say
 from evenpack.launcher.worker import share_cores
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.registry import LengthsStudy, RunStudy
@@ -76,7 +76,6 @@ class DeviceGroup:
     train_options: tuple[str, ...]
     environment: dict[str, str]
     """Environment variables in addition to this process's own."""
-    lifeline: Lifeline
     started: Callable[[subprocess.Popen[bytes]], None]
     """Called with each started process."""
 
@@ -87,8 +86,7 @@ class DeviceGroup:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [*_COMMAND, command, str(run_file), *overrides, *options, *of_devices],
-                env={**os.environ, **self.environment, **self.lifeline.environment},
-                pass_fds=self.lifeline.pass_fds,
+                env={**os.environ, **self.environment, **named_as_starter()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -103,7 +101,6 @@ class ThisMachine:
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._lifeline = Lifeline()
         self._asked_to_stop = False
 
     @property
@@ -142,7 +139,6 @@ class ThisMachine:
             ranks=len(devices),
             train_options=(option, str(len(devices))),
             environment=environment,
-            lifeline=self._lifeline,
             started=self._processes.append,
         )
 

@@ -35,10 +35,10 @@ from evenpack.launcher.processes.devices import (
     require_seen_gpus,
     settle_device,
 )
-from evenpack.launcher.processes.guard import Ancestors, Guard, WatchedRun, end_process, mark_what_is_started
+from evenpack.launcher.processes.guard import Ancestors, Guard, WatchedRun, end_process
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
-from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace, parent_command
+from evenpack.launcher.processes.identities import LaunchToken, RankPlace, parent_command
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection
 from evenpack.launcher.processes.stop import StopFlag, say, stopped_exit_code, survive_readers
 from evenpack.worker_pool import QuickEnd
@@ -90,13 +90,11 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     except EvenpackError as error:
         say(f"error: {error}")  # no rank knows its number, so each says it
         return EXIT_BAD_INPUT
-    ancestors = Ancestors() if place.launched else None
     stop = StopFlag()
     stop.install()
-    guard = Guard(place, ancestors, stop)
+    guard = Guard(place, Ancestors() if place.launched else None, stop)
     guard.start()
     share_cores(place)
-    mark_what_is_started()
     token = options.evenpack_run
     config, problem = _load_config(options.run_file, options.overrides)
     if problem is not None and place.local_rank == 0:
@@ -118,7 +116,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     if config is None:
         return EXIT_BAD_INPUT
     run_id = token.run_id if token is not None else uuid.uuid4().hex if meeting is None else meeting.id
-    rank = Rank(config, place, token, run_id=run_id, ancestors=ancestors, guard=guard, stop=stop, meeting=meeting)
+    rank = Rank(config, place, token, run_id=run_id, guard=guard, stop=stop, meeting=meeting)
     return rank.run(train or _train)
 
 
@@ -151,7 +149,6 @@ class Rank:
         token: LaunchToken | None,
         *,
         run_id: str,
-        ancestors: Ancestors | None,
         guard: Guard,
         stop: StopFlag,
         meeting: "Meeting | None",
@@ -161,7 +158,6 @@ class Rank:
         self._meeting = meeting
         self._place = place
         self._token = token
-        self._ancestors = ancestors
         self._folder = RankFolder(config.run.output_dir, run_id)
         self._owns_files = False
         """Whether the files of ranks in the output directory are this run's."""
@@ -207,7 +203,7 @@ class Rank:
             self._folder.write_status(self._heartbeat.status)
             self._heartbeat.keep_up()
         if self._token is not None and self._place.rank == 0:
-            held.enter_context(held_as_writer(output_dir, needs=self._needs()))
+            held.enter_context(held_as_writer(output_dir))
         self._guard.watch(self._watched)
 
     def _own_output_dir(self, held: ExitStack) -> None:
@@ -219,8 +215,8 @@ class Rank:
         place = [socket.gethostname(), str(ours.resolve())]
         if self._place.rank == 0:
             try:
-                held.enter_context(held_output_dir(ours, needs=self._needs()))
-                held.enter_context(held_as_writer(ours, needs=self._needs()))
+                held.enter_context(held_output_dir(ours))
+                held.enter_context(held_as_writer(ours))
                 self._folder.remove_earlier()
             except RunError:
                 if self._meeting is not None:
@@ -238,12 +234,6 @@ class Rank:
                     f"run.output_dir is {theirs[1]} for rank 0 and {ours} for rank {self._place.rank}: give all ranks "
                     "the same run file and overrides, and start again"
                 )
-
-    def _needs(self) -> list[ProcessIdentity]:
-        """Returns the processes of this machine with which this one ends, as its guard sees to."""
-        launcher = None if self._token is None else self._token.process_if_here()
-        parent = None if self._ancestors is None else ProcessIdentity.of(self._ancestors.parent)
-        return [process for process in (launcher, parent) if process is not None]
 
     def _fail(self, error: str) -> NoReturn:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""

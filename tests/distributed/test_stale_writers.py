@@ -1,7 +1,6 @@
 """A rank 0 that is stopped at any border of a save, and woken after a newer run: the newer run loses nothing.
 
-The newer run takes the directory where the file system has no locks. Where it has them, it ends a stopped rank whose
-launcher is gone, and refuses to begin beside one that may be woken.
+The newer run takes the directory where the file system has no locks; where it has them, it is refused.
 """
 
 import errno
@@ -9,8 +8,6 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,32 +28,15 @@ from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.ownership import WRITER, require_owned
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics
 from evenpack.errors import RunError, SaveError
-from evenpack.launcher.processes import holding
 from evenpack.launcher.processes.holding import held_as_writer
-from evenpack.launcher.processes.identities import ProcessIdentity
 from evenpack.testing.ranks import fork_context
 
 LAST = 10
 
 
-def without_locks() -> None:
-    """Makes file systems refuse locks, as some network file systems do."""
-
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    fcntl.flock = refuse
-
-
-@contextmanager
-def locks(has_locks: bool) -> Iterator[None]:
-    flock = fcntl.flock
-    if not has_locks:
-        without_locks()
-    try:
-        yield
-    finally:
-        fcntl.flock = flock
+def refuse_locks(*_: Any) -> None:
+    """Does what `flock` does on some network file systems."""
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 def run_to(output_dir: Path, last: int, content: bytes, *, keep: int, in_background: bool = False) -> None:
@@ -83,12 +63,11 @@ def run_to(output_dir: Path, last: int, content: bytes, *, keep: int, in_backgro
     save_json({"step": last}, output_dir / "summary.json", check=partial(require_owned, output_dir))
 
 
-def be_stale(
-    output_dir: Path, answer: Any, *, stop_at: int, needs: list[ProcessIdentity], has_locks: bool, in_background: bool
-) -> None:
+def be_stale(output_dir: Path, answer: Any, *, stop_at: int, in_background: bool) -> None:
     """Is stopped right before a border of its run to step 4; says how that ended."""
     os.dup2(os.open(f"{output_dir}.said", os.O_WRONLY | os.O_CREAT), 2)
-    with locks(has_locks), held_as_writer(output_dir, needs=needs):
+    fcntl.flock = refuse_locks
+    with held_as_writer(output_dir):
         answer.send("has it")
         crossed = count_borders(stop_at, number=signal.SIGSTOP)
         try:
@@ -101,12 +80,10 @@ def be_stale(
 
 
 @contextmanager
-def stale(
-    output_dir: Path, stop_at: int, *, needs: list[ProcessIdentity], has_locks: bool = True, in_background: bool = False
-) -> Iterator[tuple[Any, Any]]:
+def stale(output_dir: Path, stop_at: int, *, in_background: bool) -> Iterator[tuple[Any, Any]]:
     """Yields the process, once it is stopped or has ended, and what it says."""
     here, there = fork_context().Pipe(duplex=False)
-    options = {"stop_at": stop_at, "needs": needs, "has_locks": has_locks, "in_background": in_background}
+    options = {"stop_at": stop_at, "in_background": in_background}
     process = fork_context().Process(target=be_stale, args=(output_dir, there), kwargs=options)
     process.start()
     there.close()
@@ -133,60 +110,47 @@ def content_of(output_dir: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in names.items() if ".partial" not in name and name != ".writer"}
 
 
-def dead_process() -> ProcessIdentity:
-    ended = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
-    ended.wait()
-    return ProcessIdentity(pid=ended.pid, session=ended.pid)
-
-
 @pytest.mark.parametrize(
-    ("has_locks", "in_background", "every"),
+    ("in_background", "every"),
     [
-        (False, False, 4),
-        *(
-            pytest.param(has_locks, in_background, 1, marks=pytest.mark.slow)
-            for has_locks in (False, True)
-            for in_background in (False, True)
-        ),
+        (False, 4),
+        *(pytest.param(in_background, 1, marks=pytest.mark.slow) for in_background in (False, True)),
     ],
 )
 def test_a_writer_that_is_woken_after_a_newer_run_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool, in_background: bool, every: int
-):
-    monkeypatch.setattr(holding, "_ORPHAN_SECONDS", -1.0)
-    options = {"needs": [dead_process()], "has_locks": has_locks, "in_background": in_background}
-    with locks(has_locks), held_as_writer(tmp_path / "start"):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool, every: int
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse_locks)
+    with held_as_writer(tmp_path / "start"):
         run_to(tmp_path / "start", 2, NEW, keep=9)
     shutil.copytree(tmp_path / "start", tmp_path / "not_stopped")
-    with stale(tmp_path / "not_stopped", -1, **options) as (_, answer):
+    with stale(tmp_path / "not_stopped", -1, in_background=in_background) as (_, answer):
         borders = answer.recv()
     refusals = 0
-    with locks(has_locks):
-        for stop_at, border in list(enumerate(borders))[every - 1 :: every]:
-            output_dir = tmp_path / f"stopped_{stop_at}"
-            shutil.copytree(tmp_path / "start", output_dir)
-            with stale(output_dir, stop_at, **options) as (process, answer):
-                with held_as_writer(output_dir):
-                    run_to(output_dir, LAST, NEW, keep=9)
-                after = content_of(output_dir)
-                if not has_locks:
-                    os.kill(process.pid, signal.SIGCONT)
-                    refusals += isinstance(answer.recv(), str)
-                process.join(60)
-                assert process.exitcode == (-signal.SIGKILL if has_locks else 0)
-            left = content_of(output_dir)
-            if not has_locks and border == "replace":  # after the claim was read: nobody can take that back
-                after |= {name: left[name] for name in (METRICS, "summary.json")}
-            else:
-                assert [record["step"] for record in read_metrics(output_dir / METRICS)] == list(range(1, LAST + 1))
-            assert left == after, f"stopped at border {stop_at}, {border}"
-            newest = newest_whole(output_dir / CHECKPOINTS, SOLO)
-            assert newest is not None
-            assert newest.step == LAST
-            assert (output_dir / CHECKPOINTS / "latest").read_text() == f"step_{LAST:06d}\n"
+    for stop_at, border in list(enumerate(borders))[every - 1 :: every]:
+        output_dir = tmp_path / f"stopped_{stop_at}"
+        shutil.copytree(tmp_path / "start", output_dir)
+        with stale(output_dir, stop_at, in_background=in_background) as (process, answer):
+            with held_as_writer(output_dir):
+                run_to(output_dir, LAST, NEW, keep=9)
+            after = content_of(output_dir)
+            os.kill(process.pid, signal.SIGCONT)
+            refusals += isinstance(answer.recv(), str)
+            process.join(60)
+            assert process.exitcode == 0
+        left = content_of(output_dir)
+        if border == "replace":  # after the claim was read: nobody can take that back
+            after |= {name: left[name] for name in (METRICS, "summary.json")}
+        else:
+            assert [record["step"] for record in read_metrics(output_dir / METRICS)] == list(range(1, LAST + 1))
+        assert left == after, f"stopped at border {stop_at}, {border}"
+        newest = newest_whole(output_dir / CHECKPOINTS, SOLO)
+        assert newest is not None
+        assert newest.step == LAST
+        assert (output_dir / CHECKPOINTS / "latest").read_text() == f"step_{LAST:06d}\n"
     assert len(borders) > 40
     assert borders.count("replace") < 9
-    assert has_locks or refusals > len(borders) // every - 5  # the last ones are those of the summary
+    assert refusals > len(borders) // every - 5  # the last ones are those of the summary
 
 
 @pytest.mark.parametrize("is_claimed_after", [True, False])
@@ -210,14 +174,3 @@ def test_a_renaming_is_undone_unless_the_newer_start_has_found_its_result(
         with pytest.raises(RunError, match="another start of the run has taken"):
             run_to(output_dir, 4, OLD, keep=9)
     assert (output_dir / CHECKPOINTS / "step_000004").exists() == is_claimed_after
-
-
-def test_a_start_beside_a_stopped_writer_that_may_be_woken_names_it(tmp_path: Path):
-    with held_as_writer(tmp_path / "out"):
-        run_to(tmp_path / "out", 2, NEW, keep=9)
-    with stale(tmp_path / "out", 30, needs=[]) as (process, _):
-        stopped = rf"process {process.pid} on .*, which is stopped \(kill -CONT {process.pid} wakes it"
-        with pytest.raises(RunError, match=stopped), held_as_writer(tmp_path / "out", patience_seconds=0.3):
-            pass
-    with held_as_writer(tmp_path / "out", patience_seconds=0.0):
-        pass

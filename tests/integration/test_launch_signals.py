@@ -110,6 +110,7 @@ def test_ranks_save_and_stop_when_only_their_launcher_is_terminated(fake_run: Fa
     assert int(fake_run.wait_for("saved")) == fake_run.status(1)["step"]
 
 
+@pytest.mark.slow
 @training("loop")
 def test_ranks_end_when_the_process_that_has_started_them_is_killed(fake_run: FakeRun) -> None:
     process = fake_run.launch()
@@ -119,6 +120,7 @@ def test_ranks_end_when_the_process_that_has_started_them_is_killed(fake_run: Fa
     assert "the launcher (process" in fake_run.result()["message"]
 
 
+@pytest.mark.slow
 @training("loop")
 def test_a_lost_terminal_stops_the_run_in_order(fake_run: FakeRun) -> None:
     here, there = pty.openpty()
@@ -144,6 +146,7 @@ def test_a_ctrl_c_that_ends_the_reader_of_the_output_too_stops_the_run_in_order(
     assert int(fake_run.wait_for("saved")) == fake_run.status(0)["step"]
 
 
+@pytest.mark.slow
 @training("loop_alone")
 def test_a_run_goes_on_when_the_shell_has_ended_that_started_its_launcher(fake_run: FakeRun) -> None:
     shell = "import subprocess, sys; subprocess.Popen(sys.argv[1:]); sys.stdin.read()"

@@ -11,7 +11,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import psutil
 import pytest
 from fake_runs import HERE, FakeRun, training
 from faults.life import Life
@@ -153,17 +152,6 @@ def test_a_kill_leaves_no_process(fake_run: FakeRun, starter: str, victim: str) 
         process.kill()
     else:
         fake_run.signal(1, signal.SIGKILL)
-    assert end(fake_run, process) != 0
-
-
-@pytest.mark.parametrize("starter", STARTERS)
-@training("loop_with_helper")
-def test_a_kill_of_a_rank_ends_what_it_has_started(fake_run: FakeRun, starter: str) -> None:
-    """Also a program that does not watch its parent."""
-    process = start(fake_run, starter)
-    wait_for_steps(fake_run)
-    assert psutil.pid_exists(int(fake_run.wait_for("helper_1")))
-    fake_run.signal(1, signal.SIGKILL)
     assert end(fake_run, process) != 0
 
 

@@ -199,17 +199,6 @@ def test_a_hostfile_of_the_other_machine_alone_runs_there(cluster: Cluster) -> N
     assert [(status["host"], status["state"]) for status in statuses] == [("node2", "finished")] * 2
 
 
-@pytest.mark.usefixtures("mpirun")
-def test_a_rank_killed_on_the_other_machine_ends_mpirun(cluster: Cluster) -> None:
-    """It ends all others before one could judge, and says itself which was killed."""
-    run = cluster.mpirun(cluster.run_file.parent / "mpirun_killed", LONG)
-    run.wait_for_a_checkpoint()
-    run.kill_last_rank()
-    assert run.end() != [0]
-    assert re.search(r"rank 1 .* on node node2 exited on signal 9", " ".join(run.log.split()))
-    assert "rank 0 on node1" not in run.log
-
-
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_rank_killed_on_the_other_machine_is_named(cluster: Cluster, slots: int) -> None:
     """With one rank on a machine, nobody there can see it end."""

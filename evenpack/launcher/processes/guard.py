@@ -36,7 +36,7 @@ from evenpack.worker_pool import is_resource_tracker, named_semaphores, remove_n
 EXIT_ENDED_BY_GUARD = 128 + 9
 """Exit code of a rank that its guard ends."""
 
-LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
 """Seconds between two checks."""
 _OWNER_SECONDS = 5.0
 """Seconds between two checks of which run owns the folder: nothing waits for the answer, and all ranks read one
@@ -57,9 +57,6 @@ _STORE_SECONDS = 2.0
 """Seconds for other guards to find a stop request, before the store in which their ranks wait ends with rank 0."""
 _EXIT_TIMEOUT_SECONDS = 5.0
 """Seconds for a file system to store the reason why the guard ends this rank."""
-_STARTED_BY = "EVENPACK_STARTED_BY"
-"""Variable of the processes that a rank has started: its process and session. They have another parent once it is
-dead."""
 
 
 class Ancestors:
@@ -71,22 +68,20 @@ class Ancestors:
     """
 
     def __init__(self) -> None:
-        self.parent = os.getppid()
+        self._parent = os.getppid()
         self._watches_grandparent = is_deepspeed_launcher(parent_command())
         self._grandparent = self._find_grandparent()
 
-    def parent_is_gone(self) -> bool:
-        return os.getppid() != self.parent
-
-    def describe_end(self) -> str:
-        return f"the launcher (process {self.parent}) has ended"
+    def reason_to_end(self) -> str | None:
+        """Returns why a rank has to end whose parent has ended; None if it lives."""
+        return f"the launcher (process {self._parent}) has ended" if os.getppid() != self._parent else None
 
     def grandparent_is_gone(self) -> bool:
         return self._watches_grandparent and self._find_grandparent() != self._grandparent
 
     def _find_grandparent(self) -> int | None:
         with suppress(psutil.Error):
-            return int(psutil.Process(self.parent).ppid())
+            return int(psutil.Process(self._parent).ppid())
         return None
 
 
@@ -113,7 +108,7 @@ class Guard(threading.Thread):
 
     def run(self) -> None:
         """Looks twice a second until `finish`, and then ensures that the process ends."""
-        while not self._finished.wait(LOOK_SECONDS):
+        while not self._finished.wait(_LOOK_SECONDS):
             self.look()
         time.sleep(_LEAVING_SECONDS)
         end_process(self._exit_code or 0)
@@ -124,14 +119,14 @@ class Guard(threading.Thread):
             self._run.keep_up()
         reason = self._reason()
         if reason is not None:
-            end_in_any_case()  # because the main thread may be anywhere
+            _end_in_any_case()
             with suppress(OSError):
                 say(f"rank {self._place.rank}: {reason}")
             if self._run is not None:
                 self._run.record_end(reason)
             end_process(EXIT_ENDED_BY_GUARD)
         if self._is_stopped_early():
-            end_in_any_case()
+            _end_in_any_case()
             if self._run is not None:
                 self._run.record_early_stop()
             if self._place.rank == 0:
@@ -156,10 +151,9 @@ class Guard(threading.Thread):
 
     def _reason(self) -> str | None:
         """Returns why this process has to end now."""
-        if self._ancestors is not None and self._ancestors.parent_is_gone():
-            return self._ancestors.describe_end()
-        if self._run is None:
-            return None
+        reason = None if self._ancestors is None else self._ancestors.reason_to_end()
+        if reason is not None or self._run is None:
+            return reason
         if self._ancestors is not None and self._ancestors.grandparent_is_gone():
             self._stop.set()
         return self._run.reason_to_end()
@@ -288,9 +282,7 @@ class Neighbours:
     def find_dead(self) -> Failure | None:
         """Returns a neighbour that has ended without a final status."""
         for rank in self._place.local_ranks():
-            if rank == self._place.rank or rank in self._gone:
-                continue
-            if self._is_elsewhere(rank):
+            if rank == self._place.rank or rank in self._gone or self._is_elsewhere(rank):
                 continue
             seen = self._identify(rank)
             if seen is None and self._launcher_lacks_children():
@@ -343,31 +335,14 @@ class Neighbours:
         return alive < self._place.local_world_size - len(self._gone)
 
     def _exit_without_message(self, rank: int) -> Failure:
-        dead = self._processes.get(rank)
-        if dead is not None:
-            _kill_started_by(dead)
         return Failure.seen(self._status.run_id, rank, self._status.host, None)
 
 
-def end_in_any_case() -> None:
+def _end_in_any_case() -> None:
     """Ends this process in a few seconds, should a file system or a terminal not take its last words."""
     last_resort = threading.Timer(_EXIT_TIMEOUT_SECONDS, os._exit, args=(EXIT_ENDED_BY_GUARD,))
     last_resort.daemon = True
     last_resort.start()
-
-
-def mark_what_is_started() -> None:
-    """Lets neighbours know what this process starts from now on, should it be killed."""
-    os.environ[_STARTED_BY] = f"{os.getpid()}:{os.getsid(0)}"
-
-
-def _kill_started_by(dead: ProcessIdentity) -> None:
-    """Kills the programs of a dead rank that do not watch their parent, as loaders do."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            marked = process.environ().get(_STARTED_BY) == f"{dead.pid}:{dead.session}"
-            if marked and not is_resource_tracker(process.cmdline()):
-                process.kill()
 
 
 def kill_children(process: psutil.Process) -> None:

@@ -8,8 +8,8 @@ goes on and says for how long the rank has not moved.
     training loop -> activity.doing -> guard: Heartbeat.keep_up -> file -> HangMonitor
 
 Ranks wait for each other in every step, so when one hangs all of them make no progress. The one that is to blame has
-never started, or its heartbeat has stopped, or it is behind all others in the step. Where a connection breaks first
-(`find_lost_rank`), files of ranks that are well change at once, and the others' do not.
+never started, or its heartbeat has stopped, or it is behind all others in the step. Where a connection breaks first, a
+rank is to blame that writes no further heartbeat (`find_lost_rank`).
 """
 
 import faulthandler
@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -37,8 +36,8 @@ _SILENT_BEATS = 5
 """Heartbeats that must be missed before a rank counts as silent."""
 _STACK_AT = 0.4
 """Part of a limit without progress after which a rank writes its stacks."""
-LOST_SECONDS = 10.0
-"""Seconds for every guard to answer: it looks twice a second, and waits for a main thread that holds Python's lock."""
+LOST_SECONDS = _SILENT_BEATS * _BEAT_SECONDS
+"""Seconds in which every rank that is well writes a heartbeat, after another has lost a connection."""
 _POLL_SECONDS = 0.25
 
 
@@ -117,19 +116,16 @@ class Heartbeat:
         self._due = self._moved_at = clock()
         self._lateness = Lateness(tolerance=_SILENT_BEATS * self._every, now=self._due)
         self._moves = -1
-        self._answered = False
         self._stacks: int | None = None
         """The open file of stacks; None before the first heartbeat, or where it cannot be written."""
 
     def keep_up(self) -> None:
-        """Writes the next heartbeat if it is due, or another rank has lost a connection. Raises: OSError."""
+        """Writes the next heartbeat if it is due. Raises: OSError."""
         now = self._clock()
         if self._lateness.is_late(now):
             self._moved_at = now
-        answers = not self._answered and self._folder.lost_file.exists()
-        if now < self._due and not answers:
+        if now < self._due:
             return
-        self._answered |= answers
         self._due = now + self._every
         place, black_box = self._doing.place, self._doing.black_box  # first: what has left the start has just moved
         if self._moves != self._doing.moves:
@@ -258,8 +254,7 @@ class HangMonitor:
         silent = [one for one in running if one not in answering]
         if silent:
             blamed = min(silent, key=lambda one: self._seen[one.rank][1])
-            hosts = {one.rank: one.host for one in running}
-            what = _silence(blamed, hosts, silent=[one.rank for one in silent])
+            what = _silence(blamed, running, silent=[one.rank for one in silent])
         else:
             blamed = min(running, key=RankStatus.order)
             what = _behind_others(running, blamed)
@@ -284,22 +279,18 @@ class HangMonitor:
 def find_lost_rank(
     folder: RankFolder, rank: int, world_size: int, first_failure: Callable[[], Failure | None]
 ) -> Failure | None:
-    """Notes that `rank` has lost a connection, upon which every rank that is well writes a heartbeat.
+    """Returns who has failed in a run in which `rank` has lost a connection.
 
-    Returns: the failure that another process has recorded meanwhile, or that of the first rank whose heartbeat has
-    stopped, which is recorded now; None if all go on, so that only the network has failed.
+    That is the failure that another process has recorded, or that of the first rank that writes no further heartbeat,
+    which is recorded now; None if all others go on, so that only the network has failed.
     """
-    own = folder.status_file(rank)
-    with suppress(OSError):
-        folder.lost_file.touch(exist_ok=False)
-    with suppress(OSError):
-        os.utime(own)  # at once: a launcher such as mpirun ends every rank a second after the first
-    lost_at = _changed_at(folder.lost_file) or _changed_at(own)  # the disk may be full
+    folder.refresh()
+    before = folder.read_statuses()
     deadline = time.monotonic() + LOST_SECONDS
-    while (failure := first_failure()) is None and (stopped := _stopped(folder, world_size, since=lost_at)):
+    while (failure := first_failure()) is None and (silent := _silent_since(before, folder, world_size, seen_by=rank)):
         if time.monotonic() > deadline:
             with suppress(OSError):
-                return folder.claim_failure(_lost(folder, stopped))
+                return folder.claim_failure(_lost(folder, silent))
             return None
         time.sleep(_POLL_SECONDS)
     if failure is None:  # a rank that could not record its failure, as on a full disk, has a status all the same
@@ -308,50 +299,23 @@ def find_lost_rank(
     return failure
 
 
-def find_first_stopped(folder: RankFolder, world_size: int) -> Failure | None:
-    """Returns the failure of a run whose launcher has ended all ranks after one had lost a connection; else None.
-
-    Those that have written since were alive then; of the rest, one was the first to end.
-    """
-    lost_at = _changed_at(folder.lost_file)
-    stopped = _stopped(folder, world_size, since=lost_at) if lost_at else []
-    if not stopped:
-        return None
-    others = f", if it was not one of {', '.join(map(str, stopped[1:]))}" if stopped[1:] else ""
-    error = f"others have lost their connection to it{others}; the launcher has ended all ranks since"
-    return _failure(folder, stopped[0], error)
-
-
-def _stopped(folder: RankFolder, world_size: int, *, since: int) -> list[int]:
-    """Returns the ranks that have not ended by themselves and have written no heartbeat since a time of the disk."""
+def _silent_since(before: Mapping[int, RankStatus], folder: RankFolder, world_size: int, *, seen_by: int) -> list[int]:
+    """Returns the ranks that have not started, or run and have written no heartbeat since `before`."""
     folder.refresh()
+    now = folder.read_statuses()
+    well = {rank for rank, status in now.items() if status.state != "running" or status != before.get(rank)}
+    return [rank for rank in range(world_size) if rank != seen_by and rank not in well]
+
+
+def _lost(folder: RankFolder, silent: Collection[int]) -> Failure:
     statuses = folder.read_statuses()
-    return [
-        rank
-        for rank in range(world_size)
-        if rank not in statuses or (statuses[rank].state == "running" and _changed_at(folder.status_file(rank)) < since)
-    ]
-
-
-def _changed_at(path: Path) -> int:
-    """Returns when a file was last written, by the clock of its disk in nanoseconds; 0 if there is none."""
-    with suppress(OSError):
-        return path.stat().st_mtime_ns
-    return 0
-
-
-def _lost(folder: RankFolder, stopped: Collection[int]) -> Failure:
-    hosts = {rank: status.host for rank, status in folder.read_statuses().items()}
-    started = [rank for rank in stopped if rank in hosts]
+    started = [rank for rank in silent if rank in statuses]
     if not started:
-        return _failure(folder, min(stopped), "it has not started, or its machine does not see run.output_dir")
-    silence = _describe_silence(min(started), hosts, silent=stopped)
-    return _failure(folder, min(started), f"others have lost their connection to it; {silence}")
-
-
-def _failure(folder: RankFolder, rank: int, error: str) -> Failure:
-    status = folder.read_status(rank)
-    return Failure.seen(folder.run_id, rank, "an unknown machine" if status is None else status.host, error)
+        error = "it has not started, or its machine does not see run.output_dir"
+        return Failure.seen(folder.run_id, min(silent), "an unknown machine", error)
+    blamed = statuses[min(started)]
+    error = f"others have lost their connection to it; {_silence(blamed, statuses.values(), silent=silent)}"
+    return Failure.seen(folder.run_id, blamed.rank, blamed.host, error)
 
 
 def _any_in_black_box(running: Collection[RankStatus]) -> bool:
@@ -376,21 +340,19 @@ def _behind_others(running: Collection[RankStatus], slowest: RankStatus) -> str:
     return "and so are all others" if len(running) > 1 else ""
 
 
-def _silence(silent_one: RankStatus, hosts: Mapping[int, str], *, silent: Collection[int]) -> str:
-    pid = silent_one.process.pid
-    if silent_one.host == socket.gethostname():
+def _silence(blamed: RankStatus, statuses: Collection[RankStatus], *, silent: Collection[int]) -> str:
+    """Describes a rank whose heartbeat has stopped, by its process if that is here, else by the ranks beside it."""
+    pid = blamed.process.pid
+    if blamed.host == socket.gethostname():
         return f"it does not answer: {_process_state(pid)}"
-    return f"{_describe_silence(silent_one.rank, hosts, silent=silent)} (process {pid})"
-
-
-def _describe_silence(rank: int, hosts: Mapping[int, str], *, silent: Collection[int]) -> str:
-    """Describes a rank whose heartbeat has stopped, by whether those of its machine have; `hosts` by rank."""
-    here = [other for other in sorted(hosts) if hosts[other] == hosts[rank]]
+    here = sorted(one.rank for one in statuses if one.host == blamed.host)
     if not set(here) <= set(silent):
-        return "it does not answer, though its machine does: it was killed or stopped"
-    if len(here) == 1:
-        return "it does not answer: it was killed or stopped, or its machine is down or not reachable"
-    return f"none of the ranks {here[0]} to {here[-1]} of its machine answers: the machine is down or not reachable"
+        what = "it does not answer, though its machine does: it was killed or stopped"
+    elif len(here) == 1:
+        what = "it does not answer: it was killed or stopped, or its machine is down or not reachable"
+    else:
+        what = f"none of the ranks {here[0]} to {here[-1]} of its machine answers: the machine is down or not reachable"
+    return f"{what} (process {pid})"
 
 
 def _process_state(pid: int) -> str:

@@ -25,13 +25,7 @@ _STATUS_BYTES = 4095
 _UNFINISHED = tuple(f".{name}.*.partial" for name in ("run.json", "summary.json", "metrics.jsonl", "metrics.csv"))
 """Temporary names of files that rank 0 alone writes."""
 
-_OF_A_RUN = (
-    ".*.partial",
-    "rank_*.json",
-    "failure_*.json",
-    "stack_*.txt",
-    "lost_connection_*",
-)
+_OF_A_RUN = (".*.partial", "rank_*.json", "failure_*.json", "stack_*.txt")
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
 
 
@@ -216,11 +210,6 @@ class RankFolder:
     def stack_file(self, rank: int) -> Path:
         """Returns the file into which a rank without progress writes its stacks."""
         return self.path / f"stack_{rank}.txt"
-
-    @property
-    def lost_file(self) -> Path:
-        """The file by which a rank notes that it has lost a connection: the run ends with it."""
-        return self.path / f"lost_connection_{self.run_id}"
 
     def read(self, path: Path) -> dict[str, Any]:
         """Returns the content of a file of the folder; empty if it is not of this run."""

@@ -7,7 +7,6 @@ moment are one request. A command of a study gets a SIGTERM when the study ends,
 takes any more is dropped, so that no save fails by it.
 """
 
-import fcntl
 import io
 import os
 import signal
@@ -124,59 +123,29 @@ def handled_stop_signals(handler: Handler) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-_VARIABLE = "EVENPACK_LIFELINE"
+_STARTER = "EVENPACK_STARTER"
+"""Variable of a command that a study starts: the study's process."""
 
-_FIRST_FREE = 3
-"""Lower descriptors are the standard streams of a started command, also where this process has closed its own."""
-
-_has_ended = threading.Event()
-"""Set with the signal that the end of the starter causes, until its handler asks."""
+_STARTER_SECONDS = 1.0
+"""Seconds between two looks at whether it lives."""
 
 
-class Lifeline:
-    """The starting process's end; the kernel closes it with the process."""
-
-    def __init__(self) -> None:
-        self._read, self._write = (_moved(end) for end in os.pipe())
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variable that a started command reads."""
-        return {_VARIABLE: str(self._read)}
-
-    @property
-    def pass_fds(self) -> tuple[int, ...]:
-        """The descriptor that a started command inherits."""
-        return (self._read,)
+def named_as_starter() -> dict[str, str]:
+    """Returns the variable of the commands that end with this process, whose children they are."""
+    return {_STARTER: str(os.getpid())}
 
 
 def end_with_starter() -> None:
-    """Sends this process a SIGTERM when the holder of its lifeline ends; without a lifeline it does nothing."""
-    descriptor = os.environ.pop(_VARIABLE, "")  # it is not for the processes that this one starts
-    if descriptor.isdecimal():
-        with suppress(OSError):
-            os.set_inheritable(int(descriptor), False)
-            threading.Thread(target=_end_with, args=(int(descriptor),), name="lifeline", daemon=True).start()
+    """Sends this process a SIGTERM when the process that is named as its starter ends; without one it does nothing."""
+    starter = os.environ.pop(_STARTER, None)  # it is not for the processes that this one starts
+    if starter is not None:
+        threading.Thread(target=_end_with, args=(int(starter),), name="starter", daemon=True).start()
 
 
-def take_end_of_starter() -> bool:
-    """Returns, in the handler of a SIGTERM, whether the end of the starting process has caused it, not a user."""
-    was_set = _has_ended.is_set()
-    _has_ended.clear()
-    return was_set
-
-
-def _end_with(descriptor: int) -> None:
-    with suppress(OSError):
-        os.read(descriptor, 1)
-        _has_ended.set()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _moved(descriptor: int) -> int:
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
-    os.close(descriptor)
-    return moved
+def _end_with(starter: int) -> None:
+    while os.getppid() == starter:
+        time.sleep(_STARTER_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class LastingFile(io.FileIO):

@@ -22,7 +22,7 @@ import psutil
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launch_environment import without_launcher
-from evenpack.launcher.processes.hangs import HangLimits, HangMonitor, find_first_stopped
+from evenpack.launcher.processes.hangs import HangLimits, HangMonitor
 from evenpack.launcher.processes.holding import held_output_dir
 from evenpack.launcher.processes.identities import LaunchToken
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, is_lost_connection
@@ -32,7 +32,6 @@ from evenpack.launcher.processes.stop import (
     StopRequest,
     handled_stop_signals,
     remove_stop_request,
-    take_end_of_starter,
     write_stop_request,
 )
 from evenpack.worker_pool import is_resource_tracker
@@ -167,8 +166,7 @@ def supervise(
         folder.remove_earlier()
         remove_stop_request(output_dir)
         try:
-            supervisor = _Supervisor(plan, token, folder, say=say)
-            return supervisor.run(output, limits)
+            return _Supervisor(plan, token, folder, say=say, limits=limits).run(output)
         finally:
             remove_stop_request(output_dir)
 
@@ -211,21 +209,27 @@ def kill_session(session: int) -> None:
 
 
 class _Supervisor:
-    def __init__(self, plan: LaunchPlan, token: LaunchToken, folder: RankFolder, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        token: LaunchToken,
+        folder: RankFolder,
+        *,
+        say: Callable[[str], None],
+        limits: HangLimits | None,
+    ) -> None:
         self._plan = plan
         self._token = token
         self._folder = folder
         self._say = say
+        self._hangs = None if limits is None else HangMonitor(folder, plan.devices.ranks, limits=limits)
+        self._parent = os.getppid()
         self._signals: list[tuple[float, int]] = []
         self._asked_to_stop = False
         self._killed_by: int | None = None
         self._deadline: float | None = None
-        self._hangs: HangMonitor | None = None
-        self._said_launcher_is_gone = False
 
-    def run(self, output: IO[str] | None, limits: HangLimits | None) -> LaunchResult:
-        if limits is not None:
-            self._hangs = HangMonitor(self._folder, self._plan.devices.ranks, limits=limits)
+    def run(self, output: IO[str] | None) -> LaunchResult:
         with handled_stop_signals(self._on_signal):
             child = subprocess.Popen(
                 self._plan.command_of(self._token),
@@ -249,15 +253,15 @@ class _Supervisor:
             return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
         return launch_result(
             statuses,
-            self._folder.read_failure() or find_first_stopped(self._folder, self._plan.devices.ranks),
+            self._folder.read_failure(),
             ranks=self._plan.devices.ranks,
             launcher_code=child.returncode,
             folder=self._folder.path,
         )
 
     def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
-        is_repeat = bool(self._signals)
-        if take_end_of_starter() and is_repeat:
+        before, self._parent = self._parent, os.getppid()
+        if self._signals and self._parent != before:
             return  # a study that was asked to stop, and passed it on, is gone before its runs have saved
         self._signals.append((time.monotonic(), number))
 
@@ -265,18 +269,14 @@ class _Supervisor:
         """Returns when every process of the session has ended, or has to be killed."""
         while not _has_ended(child) or session_processes(child):
             self._answer_signals(child)
-            self._check_hangs()
+            with suppress(OSError):
+                if self._hangs is not None:
+                    self._hangs.check()
             self._set_deadline(child)
-            if self._killed_by is not None:
-                return
-            if self._deadline is not None and time.monotonic() > self._deadline:
+            is_over = self._deadline is not None and time.monotonic() > self._deadline
+            if is_over or self._killed_by is not None:
                 return
             time.sleep(_POLL_SECONDS)
-
-    def _check_hangs(self) -> None:
-        if self._hangs is not None:
-            with suppress(OSError):
-                self._hangs.check()
 
     def _answer_signals(self, child: int) -> None:
         if self._signals and not self._asked_to_stop:
@@ -311,12 +311,8 @@ class _Supervisor:
             kill_stopped(child)
         elif first is not None and first.state in ("finished", "stopped"):
             self._deadline = time.monotonic() + _LEAVING_SECONDS
-        elif _has_ended(child):
-            if not self._living_ranks():
-                self._deadline = time.monotonic() + _STRAY_SECONDS
-            elif not self._said_launcher_is_gone:
-                self._said_launcher_is_gone = True
-                self._say("the launcher has ended: waiting for its ranks to save")
+        elif _has_ended(child) and not self._living_ranks():
+            self._deadline = time.monotonic() + _STRAY_SECONDS
 
     def _living_ranks(self) -> list[RankStatus]:
         """Returns the ranks of this machine without a final status."""

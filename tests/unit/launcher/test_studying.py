@@ -11,7 +11,6 @@ import pytest
 from evenpack.errors import ConfigError
 from evenpack.launcher import studying
 from evenpack.launcher.studying import ThisMachine
-from evenpack.studies.runs.runner import Machine, RunDevices
 
 
 @pytest.fixture
@@ -22,11 +21,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> ThisMachine:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     return ThisMachine()
-
-
-def test_it_is_what_studies_ask_for(machine: ThisMachine) -> None:
-    assert isinstance(machine, Machine)
-    assert all(isinstance(place, RunDevices) for place in machine.device_groups(2))
 
 
 @pytest.mark.parametrize(("asked", "ranks"), [(None, [4]), (1, [1] * 4), (2, [2, 2]), (3, [3])])

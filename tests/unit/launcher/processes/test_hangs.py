@@ -158,15 +158,6 @@ def test_the_start_counts_while_every_rank_is_in_it(tmp_path: Path) -> None:
     assert cluster.hang().in_black_box
 
 
-def test_ranks_that_all_wait_in_one_place_say_so(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path / "3", 3)
-    cluster.go_on(10)
-    assert cluster.hang().message == "step 7, summing over the ranks; and so are all others"
-    alone = Cluster(tmp_path / "1", 1)
-    alone.go_on(10)
-    assert alone.hang().message == "step 7, summing over the ranks"
-
-
 def test_progress_of_any_rank_that_answers_is_progress(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 3)
     cluster.go_on(20, moving=(1,))
@@ -323,14 +314,6 @@ def test_the_end_of_a_black_box_leaves_the_limit_of_a_step(tmp_path: Path) -> No
     assert rank.folder.read_failure() is not None
 
 
-def test_a_rank_that_goes_on_before_its_limit_is_left_alone(tmp_path: Path) -> None:
-    rank = WatchedRank(tmp_path)
-    rank.wait(95.0)
-    rank.doing.enter("waiting for a batch", 1)
-    rank.wait(95.0)
-    assert rank.folder.read_failure() is None
-
-
 def test_a_rank_with_a_final_status_does_not_hang(tmp_path: Path) -> None:
     rank = WatchedRank(tmp_path)
     rank.heartbeat.keep_up()
@@ -460,11 +443,3 @@ def test_the_first_rank_that_answers_judges(tmp_path: Path) -> None:
     assert failure is not None
     assert failure.rank == 0
     assert "no progress for 102 s" in str(failure.error)
-
-
-def test_a_rank_leaves_the_judgement_to_one_before_it_that_answers(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, 4)
-    limits = HangLimits(step_seconds=100.0, start_seconds=400.0)
-    cluster.monitor = HangMonitor(cluster.folder, 4, limits=limits, rank=3, clock=lambda: cluster.now)
-    cluster.go_on(300, silent=(0, 1))
-    assert cluster.folder.read_failure() is None, "rank 2 judges"

@@ -4,12 +4,10 @@ import base64
 import errno
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from rank_places import place_of
 
 from evenpack.engine.ownership import require_owned
 from evenpack.errors import RunError
-from evenpack.launcher.processes import holding, ranks
+from evenpack.launcher.processes import ranks
 from evenpack.launcher.processes.holding import held_as_writer, held_output_dir, is_held
 from evenpack.launcher.processes.identities import LaunchToken, ProcessIdentity, RankPlace
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus, running_run
@@ -270,52 +268,25 @@ def test_what_killed_processes_have_not_finished_goes_with_the_next_start(tmp_pa
 HOLD = """
 import os, pathlib, signal, sys
 from evenpack.launcher.processes.holding import held_as_writer, held_output_dir
-from evenpack.launcher.processes.identities import ProcessIdentity
-needs = [ProcessIdentity(pid=int(pid), session=int(pid)) for pid in sys.argv[2:]]
-with held_output_dir(pathlib.Path(sys.argv[1]), needs=needs), held_as_writer(pathlib.Path(sys.argv[1]), needs=needs):
-    print("held", flush=True)
+with held_output_dir(pathlib.Path(sys.argv[1])), held_as_writer(pathlib.Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-@contextmanager
-def stopped_holder(output_dir: Path, *needs: int) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-c", HOLD, str(output_dir), *map(str, needs)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
-        try:
-            yield holder
-        finally:
-            holder.kill()
-
-
-def test_a_stopped_rank_that_has_outlived_its_launcher_is_ended_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(holding, "_ORPHAN_SECONDS", 0.3)
-    ended = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
-    ended.wait()
-    with stopped_holder(tmp_path, os.getpid(), ended.pid) as holder:
-        with held_output_dir(tmp_path, patience_seconds=30.0), held_as_writer(tmp_path, patience_seconds=30.0):
-            require_owned(tmp_path)
-        assert holder.wait() == -signal.SIGKILL
-
-
 @pytest.mark.parametrize("hold", [held_output_dir, held_as_writer])
-def test_a_stopped_rank_whose_launcher_lives_is_named_and_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: Callable[..., Any]
+def test_a_stopped_process_that_holds_the_directory_is_named_and_left_alone(
+    tmp_path: Path, hold: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(holding, "_ORPHAN_SECONDS", 0.1)
-    with stopped_holder(tmp_path) as holder:
-        with pytest.raises(RunError) as caught, hold(tmp_path, patience_seconds=0.5):
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)]) as holder:
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(RunError) as caught, hold(tmp_path, patience_seconds=0.0):
             pass
         assert f"another run is writing into {tmp_path}: process {holder.pid} on {socket.gethostname()}" in str(
             caught.value
         )
         assert f"is stopped (kill -CONT {holder.pid} wakes it" in str(caught.value)
         assert holder.poll() is None
+        holder.kill()
 
 
 def test_a_process_writes_no_more_once_another_has_claimed_its_directory(
@@ -324,8 +295,7 @@ def test_a_process_writes_no_more_once_another_has_claimed_its_directory(
     require_owned(tmp_path)  # nobody's, as in a test or another program
     with held_as_writer(tmp_path):
         require_owned(tmp_path)
-        claim = (tmp_path / ".writer").read_bytes()
-        (tmp_path / ".writer").write_bytes(claim.replace(b'"id": "', b'"id": "0'))
+        (tmp_path / ".writer").write_text(str(LaunchToken.of_this_process()))
         with pytest.raises(RunError, match="another start of the run has taken"):
             require_owned(tmp_path)
         (tmp_path / ".writer").unlink()

@@ -1,6 +1,5 @@
 """The outcome of a run, determined from the statuses of its ranks."""
 
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from rank_places import place_of
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launcher.processes.ranks import Failure, RankStatus, State
-from evenpack.launcher.processes.supervise import LaunchResult, describe_exit, killed, launch_result
+from evenpack.launcher.processes.supervise import LaunchResult, describe_exit, launch_result
 
 
 def rank(number: int, state: State, *, exit_code: int | None = None, error: str | None = None) -> RankStatus:
@@ -91,21 +90,10 @@ def test_without_a_record_of_the_first_failure_a_lost_connection_is_not_taken_fo
         assert result.message.endswith("cannot write to metrics.jsonl: No space left on device")
 
 
-def test_a_launcher_that_ends_before_any_rank_has_started_is_to_blame_itself() -> None:
-    result = verdict(code=3)
-    assert result.exit_code == 1
-    assert "ended (exit code 3) before any rank had started" in result.message
-
-
 def test_ranks_that_have_left_no_word_where_it_is_looked_for_are_no_success() -> None:
     result = verdict(rank(0, "finished", exit_code=0), ranks=3)
     assert result.exit_code == 1
     assert "no status of rank 1, 2" in result.message
-
-
-def test_a_killed_run_ends_with_the_code_of_the_signal() -> None:
-    assert killed(signal.SIGINT).exit_code == 130
-    assert killed(signal.SIGTERM).exit_code == 143
 
 
 @pytest.mark.parametrize(
