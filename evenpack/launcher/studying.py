@@ -65,7 +65,7 @@ def study_runs(study: TrainedStudyCommand, study_file: Path, overrides: Sequence
     return study.run(study_file, overrides, ThisMachine())
 
 
-_COMMAND = (sys.executable, "-m", "evenpack.launcher.cli")
+_COMMAND = (sys.executable, "-P", "-m", "evenpack.launcher.cli")
 
 
 @dataclass(frozen=True, kw_only=True)

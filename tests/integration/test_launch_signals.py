@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -90,11 +91,22 @@ def test_a_killed_rank_ends_the_run_and_is_named_though_the_others_wait_for_ever
     assert fake_run.living() == []
 
 
+@pytest.fixture
+def other_checkout(tmp_path: Path) -> Path:
+    """A folder with a package of evenpack's name, which ranks that are started there must not import."""
+    folder = tmp_path / "checkout"
+    (folder / "evenpack").mkdir(parents=True)
+    (folder / "evenpack/__init__.py").write_text("raise SystemExit('this is another evenpack')")
+    return folder
+
+
 @training("loop")
-def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_run: FakeRun) -> None:
+def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(
+    fake_run: FakeRun, other_checkout: Path
+) -> None:
     hostfile = fake_run.folder / "hosts"
     hostfile.write_text("localhost slots=2\n")
-    process = fake_run.launch(hostfile=str(hostfile))
+    process = fake_run.launch(hostfile=str(hostfile), cwd=other_checkout)
     fake_run.wait_for("step")
     find_process(fake_run, "deepspeed.launcher.runner", "--module").terminate()
     assert end(process) == EXIT_STOPPED
@@ -102,8 +114,8 @@ def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_
 
 
 @training("loop")
-def test_ranks_save_and_stop_when_only_their_launcher_is_terminated(fake_run: FakeRun) -> None:
-    process = fake_run.launch()
+def test_ranks_save_and_stop_when_only_their_launcher_is_terminated(fake_run: FakeRun, other_checkout: Path) -> None:
+    process = fake_run.launch(cwd=other_checkout)
     fake_run.wait_for("step")
     find_process(fake_run, LOCAL_LAUNCHER).terminate()
     assert end(process) == EXIT_STOPPED

@@ -107,7 +107,8 @@ def plan_launch(
 
     Raises: ConfigError for missing devices or a wrong hostfile; RunError if DeepSpeed is not installed.
     """
-    environment = {"PYTHONUNBUFFERED": "1"}
+    # Else ranks would take a package evenpack of the current folder, such as another checkout, for the installed one.
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
     _require_possible_choice(num_gpus, cpu_ranks, hostfile)
     if importlib.util.find_spec("deepspeed") is None:  # the ranks need it in any case
         raise RunError(f"deepspeed is not installed: {sys.executable} -m pip install deepspeed")
