@@ -189,8 +189,8 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
     ranks = sum(slots.values()) if num_gpus is None else num_gpus * len(slots)
     options = [f"--hostfile={hostfile}", *([f"--num_gpus={num_gpus}"] if num_gpus is not None else [])]
     is_here = len(slots) == 1 and is_this_machine(*slots)
-    if not is_here:
-        options.append("--force_multi")  # otherwise `deepspeed` would start the ranks of a single machine on this one
+    # otherwise `deepspeed` would log in to this machine, or start the ranks of another single one on this one
+    options += ["--no_ssh_check", "--master_addr=127.0.0.1"] if is_here else ["--force_multi"]
     return Devices(
         kind="hosts",
         ranks=ranks,

@@ -144,7 +144,8 @@ def test_the_only_machine_of_a_hostfile_is_the_one_that_runs(
     path = tmp_path / "hosts"
     path.write_text(f"{name} slots=2\n")
     plan = plan_launch(RUN, [], num_gpus=None, hostfile=path)
-    assert parse_args(plan.command[3:]).force_multi == remote
+    given = parse_args(plan.command[3:])
+    assert (given.force_multi, given.no_ssh_check) == (remote, not remote)
     with pytest.raises(ConfigError, match="needs pdsh") if remote else nullcontext():
         assert plan.reached() is plan
 
