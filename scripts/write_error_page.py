@@ -116,7 +116,7 @@ _INPUTS: dict[str, Sequence[tuple[str, ...]]] = {
     ),
     "Commands": (
         ("prepair", "run.yaml"),
-        ("train", "run.yaml", "--prepar"),
+        ("train", "run.yaml", "--dry-rn"),
         ("train", "run.yaml"),
         ("train", "run.yaml", "data.pack_length=64", "data.prepared_dir=data"),
         ("train", "run.yaml", "data.prepared_dir=data", "--cpu-ranks", "3"),

@@ -49,7 +49,6 @@ GONE = {
     "budget": "plan",
     "inspect": "plan for a run, study packing for lengths",
     "plan --devices": "--ranks",
-    "train --dry-run": "plan",
     "train --deepspeed-options": "deepspeed or mpirun with evenpack.launcher.worker; docs/running.md has the commands",
     "plan --deepspeed-options": "nothing: evenpack train has none",
     "train --ranks": "plan --ranks",

@@ -1,7 +1,8 @@
 """Commands on training and its machines: `evenpack plan`, `train`, `stop` and `doctor`."""
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,6 +91,7 @@ def train(
         typer.Option(metavar="STEPS", help="Sets run.profile_steps: a trace of so many steps, and a table."),
     ] = None,
     prepare: Prepare = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan (evenpack plan), and stop.")] = False,
 ) -> Report:
     """Train a prepared run by DeepSpeed.
 
@@ -103,13 +105,16 @@ def train(
     """
     if profile is not None:
         overrides = [*(overrides or []), f"run.profile_steps={profile}"]
-    config = load(run_file, overrides)
+    places: dict[str, Any] = {"num_gpus": num_gpus, "cpu_ranks": cpu_ranks, "hostfile": hostfile}
+    if dry_run:
+        of_plan = {field.name: None for field in dataclasses.fields(PlanOptions)}
+        return plan(run_file=run_file, overrides=overrides, **places, **of_plan, prepare=prepare)
     from evenpack.launcher.processes.start import plan_launch
+
+    config = load(run_file, overrides)
     from evenpack.launcher.training import check_training, describe_result, run_training
 
-    launch = plan_launch(
-        run_file, overrides or [], config=config, num_gpus=num_gpus, cpu_ranks=cpu_ranks, hostfile=hostfile
-    )
+    launch = plan_launch(run_file, overrides or [], config=config, **places)
     if prepare:
         from evenpack.launcher.preparing import prepare_run
 

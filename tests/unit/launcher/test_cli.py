@@ -287,7 +287,7 @@ def test_a_plan_says_exactly_what_would_happen_and_starts_nothing(prepared: Path
     assert cost["tokens"] == pytest.approx(10 * 8 * 32 * values["data"]["packing_efficiency"])
     assert "CPU core" in cost["hours"]["on"]
     assert not (prepared.parent / "OUT" / "ranks").exists()
-    text = evenpack("plan", prepared)
+    text = evenpack("train", prepared, "--dry-run")
     assert "gradient accumulation" in text.stdout
     assert "evenpack.launcher.worker" in text.stdout
 
