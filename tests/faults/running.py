@@ -223,7 +223,8 @@ def fill_the_disk(life: Life, random: Random) -> Injected:
 def remove_the_directory(life: Life, _random: Random) -> Injected:
     if not life.ranks():
         raise MissedError
-    shutil.rmtree(life.run.output_dir, ignore_errors=True)
+    while life.run.output_dir.exists():  # what is written meanwhile is left, and would be half a checkpoint
+        shutil.rmtree(life.run.output_dir, ignore_errors=True)
     return Injected(detail="run.output_dir")
 
 
