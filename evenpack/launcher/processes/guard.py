@@ -36,7 +36,7 @@ from evenpack.worker_pool import is_resource_tracker, named_semaphores, remove_n
 EXIT_ENDED_BY_GUARD = 128 + 9
 """Exit code of a rank that its guard ends."""
 
-_LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.5
 """Seconds between two checks."""
 _OWNER_SECONDS = 5.0
 """Seconds between two checks of which run owns the folder: nothing waits for the answer, and all ranks read one
@@ -108,7 +108,7 @@ class Guard(threading.Thread):
 
     def run(self) -> None:
         """Looks twice a second until `finish`, and then ensures that the process ends."""
-        while not self._finished.wait(_LOOK_SECONDS):
+        while not self._finished.wait(LOOK_SECONDS):
             self.look()
         time.sleep(_LEAVING_SECONDS)
         end_process(self._exit_code or 0)
