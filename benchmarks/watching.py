@@ -17,7 +17,7 @@ from pathlib import Path
 import measuring
 
 from evenpack.engine.activity import doing
-from evenpack.launcher.processes.guard import _LOOK_SECONDS, Ancestors, Guard, WatchedRun
+from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard, WatchedRun
 from evenpack.launcher.processes.hangs import HangLimits, Heartbeat
 from evenpack.launcher.processes.identities import ProcessIdentity, RankPlace
 from evenpack.launcher.processes.ranks import RankFolder, RankStatus
@@ -70,7 +70,7 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
     return {
         "microseconds of enter": 1e6 * enter,
         "microseconds of a look": 1e6 * look,
-        "percent of a core": 100 * look / _LOOK_SECONDS,
+        "percent of a core": 100 * look / LOOK_SECONDS,
     }
 
 
