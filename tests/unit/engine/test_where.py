@@ -249,5 +249,4 @@ def test_pairs_that_came_finished_are_their_own_documents(pairs: RunConfig):
     assert found.documents.tolist() == [3, 0]
     assert found.starts.tolist() == [0, 0]
     assert found.tokens.tolist() == view.lengths()[[3, 0]].tolist()
-    assert finished.sequences_of(3).tolist() == [3]
     assert finished.document_file.documents == view.count
