@@ -20,8 +20,8 @@ import numpy as np
 from scipy import stats
 
 from evenpack.console import plain
-from evenpack.engine.parts.mlperf_log import parse_events
 from evenpack.errors import DataError
+from evenpack.files import parse_json_object
 from evenpack.studies.imbalance.extrapolation import published_curve
 from evenpack.studies.imbalance.measurement import LoggedRun, measure, pooled, read_logged_run
 from evenpack.studies.imbalance.regimes import divide, forecast_from_regimes
@@ -58,6 +58,9 @@ LAYOUTS = {
     "packed": COLOURS[0],
 }
 FEWEST_INTERVALS = 3
+PREFIX = ":::MLLOG "
+"""Prefix of each event line."""
+FIELDS = ("key", "value", "time_ms", "metadata")
 """Intervals between evaluations, after the first, which has the warm-up; a drift needs some."""
 LICENCE = "From logs under Apache-2.0, github.com/mlcommons/training_results_*; not verified by MLCommons."
 
@@ -127,6 +130,28 @@ class IntervalRates:
     def drift(self) -> float:
         """Returns the standard deviation of the intervals' rates over their mean."""
         return statistics.stdev(self.rates) / statistics.fmean(self.rates)
+
+
+def parse_events(log: Path, lines: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the events of a log; lines of other programs are left out.
+
+    Raises: DataError, with the number of the line, for an event that does not have the form of MLPerf's logger.
+    """
+    events = []
+    for number, line in enumerate(lines, start=1):
+        _, prefix, text = line.partition(PREFIX)
+        if not prefix:
+            continue
+        try:
+            found = parse_json_object(text)
+            event = {name: found[name] for name in FIELDS}
+            events.append(event | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})})
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise DataError(
+                f"{log}, line {number}: expected a JSON object with {', '.join(FIELDS)} after {PREFIX.strip()}, "
+                f"found {text[:60].rstrip()!r}"
+            ) from error
+    return events
 
 
 def read_intervals(path: Path) -> IntervalRates | None:

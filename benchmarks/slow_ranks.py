@@ -14,6 +14,7 @@ for ranks that are slowed down. A larger cluster is not measured there: its rank
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -43,7 +44,11 @@ from evenpack.engine.reporting.rank_waits import (
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.world.distributed import World
 from evenpack.studies.waits import WaitsOfRun, read_waits
-from evenpack.testing import prepared, run_config, run_ranks, run_values, text_sources
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from forked_ranks import run_ranks
+from run_files import prepared, run_config, run_values, text_sources
 
 RANKS = 4
 FIRST_JUDGED = WARM_UP_STEPS + FIT_STEPS + LEARNING_STEPS + 1
@@ -250,7 +255,7 @@ def healthy_runs(noise: list[Float64[np.ndarray, " steps"]], *, ranks: int, step
     per_step = FALSE_ALARM_PROBABILITY / (2 * ranks * steps)
     false_alarms = 0
     for _ in range(runs * ranks):
-        test = SlowTest(per_step=per_step, is_alike=True)
+        test = SlowTest(per_step=per_step)
         excesses = drawn(noise, generator, steps).tolist()
         false_alarms += any(test.observe(step, excess) for step, excess in enumerate(excesses))
     return {"ranks": ranks, "steps": steps, "runs": runs, "false_alarms": false_alarms}
@@ -267,7 +272,7 @@ def slowed_runs(
     recoveries: list[int] = []
     promised: list[float] = []
     for _ in range(runs):
-        test = SlowTest(per_step=per_step, is_alike=True)
+        test = SlowTest(per_step=per_step)
         values = drawn(noise, generator, end + 400)
         values[onset:end] = (1.0 + values[onset:end]) * (1.0 + slowdown) - 1.0
         changes = [step for step, excess in enumerate(values.tolist()) if test.observe(step, excess)]

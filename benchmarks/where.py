@@ -1,4 +1,4 @@
-"""Measures `where` over 1e9 sequences: the contents of a step, and the steps of a document.
+"""Measures `where` over 1e9 sequences: the contents of a step.
 
     python benchmarks/where.py [--documents 100000000] [--directory DIR] [--json]
 
@@ -6,8 +6,8 @@ The index is synthetic, of its true size, and mapped from files as a run maps it
 recipe `documents` splits into ten sequences each of up to 64, and which `concat` joins and cuts at 64. The file of
 tokens is sparse, because no query reads them. With 1e8 documents it takes up to 14 GB of disk, and minutes.
 
-All queries of a recipe run in one process of its own. The first two, of a document and of a step, run with the files'
-pages dropped from memory, and include opening the views and the plan; the others are for other steps and documents.
+All queries of a recipe run in one process of its own. The first runs with the files' pages dropped from memory, and
+includes opening the views and the plan; the others are for other steps.
 Times are wall-clock seconds; the time of a plain import, which a command adds, is reported too. Memory is that of the
 process, without mapped pages.
 """
@@ -61,7 +61,7 @@ def main() -> None:
     for recipe in ("documents", "concat"):
         with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
             measuring.in_own_process(write_index, Path(name), recipe, arguments.documents)
-            report |= measuring.in_own_process(ask, Path(name), recipe, arguments.documents)
+            report |= measuring.in_own_process(ask, Path(name), recipe)
     measuring.print_report(report, as_json=arguments.json)
 
 
@@ -195,29 +195,20 @@ def opened(folder: Path, recipe: str, packing: Packing) -> Where:
     return Where([source], StagedOrder([stage]), steps=steps, skipped=NO_STEPS)
 
 
-def ask(folder: Path, recipe: str, documents: int) -> Figures:
+def ask(folder: Path, recipe: str) -> Figures:
     packing = pack(LengthHistogram(counts=np.load(folder / "histogram.npy")), pack_length=LENGTH)
     random = np.random.default_rng(0)
     measuring.drop_pages(*folder.iterdir())
     before = measuring.status_kib("RssAnon")
     first_step, where = timed(lambda: opened(folder, recipe, packing))
     step_seconds, _ = timed(lambda: where.step(int(random.integers(1, where.steps))))
-    measuring.drop_pages(*folder.iterdir())
-    first_document, where = timed(lambda: opened(folder, recipe, packing))
-    document_seconds, found = timed(lambda: where.document(int(random.integers(documents))))
-    where.step(1)  # whose pages are not in memory
     steps = [timed(lambda: where.step(int(random.integers(1, where.steps))))[0] for _ in range(QUESTIONS)]
-    visits = [timed(lambda: where.document(int(random.integers(documents))))[0] for _ in range(QUESTIONS)]
     figures = {
         "sequences": packing.sequences,
         "steps": where.steps,
-        "visits_of_a_document": len(found.visits),
         "first_step_seconds": first_step + step_seconds,
-        "first_document_seconds": first_document + document_seconds,
         "step_seconds_median": statistics.median(steps),
         "step_seconds_longest": max(steps),
-        "document_seconds_median": statistics.median(visits),
-        "document_seconds_longest": max(visits),
         "grown_megabytes": (measuring.status_kib("RssAnon") - before) / 1e3,
     }
     return {

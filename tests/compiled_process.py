@@ -112,10 +112,11 @@ def loss_of(model: Any, batch: Any) -> torch.Tensor:
 
 def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[str, Any]:
     """Steps of a run with its evaluation at the end."""
+    from run_files import changed
+
     from evenpack.engine.build import build_at, find_start
     from evenpack.engine.evaluate import evaluate_model
     from evenpack.engine.resolving.resolve import open_run
-    from evenpack.testing import changed
 
     config = changed(run_of(job, folder), training={"compile": compiled}, run={"output_dir": str(folder / "none")})
     run = build_at(find_start(open_run(config), world))
@@ -130,8 +131,9 @@ def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[
 
 
 def run_of(job: Job, folder: Path) -> Any:
+    from run_files import pair_run_values, prepared, run_config, run_values
+
     from evenpack.models.families import find_family
-    from evenpack.testing import pair_run_values, prepared, run_config, run_values
 
     family = find_family(job.kind)
     is_masked = family.objective == "masked_tokens"

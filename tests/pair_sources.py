@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import run_files
 from prepared_files import sentence_documents, write_jsonl
 from sources import ListView
 
-from evenpack import testing
 from evenpack.data.batches.objectives import DynamicMasks
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.selection import PackedSource
@@ -168,7 +168,7 @@ def pair_run_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     """Writes a run file over two sources of sentences to `folder`; `sections` change values, section by section."""
     for number, name in enumerate(("wiki", "code")):
         write_jsonl(folder / f"{name}.jsonl", sentence_documents(60 - 25 * number, seed=number))
-    values = testing.pair_run_values(
+    values = run_files.pair_run_values(
         "bert",
         folder,
         data={
@@ -186,4 +186,4 @@ def pair_run_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 
 def pair_run(folder: Path, **sections: dict[str, Any]) -> RunConfig:
     """Returns the same run as a configuration; nothing is prepared."""
-    return testing.run_config(pair_run_values(folder, **sections))
+    return run_files.run_config(pair_run_values(folder, **sections))

@@ -47,7 +47,6 @@ def watch(
     slowness: Seconds | float = 0.0,
     fault: Callable[[int], Seconds | float] = lambda step: 0.0,
     loader: Callable[[int], Seconds | float] = lambda step: 0.0,
-    is_alike: bool = True,
 ) -> Watched:
     """Runs ranks whose seconds vary by `noise`, as a share of what their work needs.
 
@@ -60,7 +59,7 @@ def watch(
     generator = np.random.default_rng(seed)
     steps, ranks = noise.shape
     found = Watched(
-        models=[WaitModel(rank_count=ranks, planned_steps=steps, is_alike=is_alike) for _ in range(ranks)],
+        models=[WaitModel(rank_count=ranks, planned_steps=steps) for _ in range(ranks)],
     )
     for step in range(1, steps + 1):
         cost = MEAN_COST * (1.0 + cost_spread * generator.standard_normal(ranks))

@@ -40,7 +40,7 @@ def permute(
 ) -> Int64[np.ndarray, " N"]:
     """Returns the image of each index under the permutation of [0, size) chosen by `key`, element by element.
 
-    With `inverse`, the exact inverse of that.
+    With `inverse`, the exact inverse of that, by which one sees that no element is lost at any size.
 
     Raises: ValueError for an index outside [0, size).
     """

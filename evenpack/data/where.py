@@ -1,8 +1,9 @@
-"""The content of a step, and the steps of a document: queries on a run's order, answered by its inverse.
+"""The content of a step, and the steps of a document: queries on a run's order.
 
 A step determines its draws, a draw its source and pack, a pack its sequences, a sequence the parts of documents in it.
-Each of these maps has an inverse by arithmetic or by bisection of a mapped array, so both directions take the same time
-for a thousand sequences and for a billion; only stored pairs are searched (`sequences/pairs.py`).
+All of these are found by arithmetic or in mapped arrays, so that the content of a step takes the same time for a
+thousand sequences and for a billion. The steps of a document are searched: first the source for the sequences that hold
+a part of it, then all steps for those sequences, which takes about as long as planning the whole run.
 
     from evenpack.engine.where import open_where
 
@@ -14,7 +15,7 @@ This package does not depend on runs: `engine/where.py` opens this class for a r
 steps from 1, as the records of metrics.jsonl with which they are compared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,9 @@ from evenpack.errors import ConfigError
 
 Decode = Callable[[Sequence[int]], str]
 """Turns tokens into text."""
+
+_SCANNED = 1 << 20
+"""Sequences that are searched together for the parts of a document."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,7 @@ class Where:
                 "training.steps"
             )
         packs = select_packs([source.packed for source in self.sources], *self.order.draws(step - 1))
-        sizes = np.diff(packs.offsets)
-        pack_of_sequence = np.repeat(np.arange(packs.packs), sizes)
+        pack_of_sequence = np.repeat(np.arange(packs.packs), np.diff(packs.offsets))
         slots = np.arange(len(packs.sequence_ids)) - packs.offsets[pack_of_sequence]
         parts = self._parts(packs.sources[pack_of_sequence], packs.sequence_ids)
         sequences = []
@@ -182,7 +185,7 @@ class Where:
         )
 
     def document(self, document: int, source: str | None = None) -> DocumentVisits:
-        """Returns all occurrences of a document of a source, which may be left out if there is only one.
+        """Returns all occurrences of a document of a source, which may be left out if there is only one; searches all.
 
         Raises: ConfigError for an unknown document or source; DataError if the origins are unknown.
         """
@@ -194,7 +197,7 @@ class Where:
                 f"source '{traced.name}' has the documents 0 to {file.documents - 1}, in the order in which they were "
                 f"prepared; there is no document {document}"
             )
-        sequence_ids = traced.origins.sequences_of(document)
+        sequence_ids = _sequences_of(traced, document)
         tokens = _span(traced, document)[1]
         return DocumentVisits(
             source=traced.name,
@@ -206,40 +209,30 @@ class Where:
             visits=tuple(self._visits(index, document, sequence_ids)),
         )
 
-    def _visits(self, index: int, document: int, sequence_ids: Int64[np.ndarray, " K"]) -> list[Visit]:
-        """Returns the visits of the sequences of a source that hold the document, in the order of training."""
+    def _visits(self, index: int, document: int, sequence_ids: Int64[np.ndarray, " K"]) -> Iterator[Visit]:
+        """Yields the visits of the sequences of a source that hold the document, in the order of training."""
         traced = self.sources[index]
-        plan = traced.packed.plan
-        end = self.order.drawn_before(index, self.steps)
-        if end == 0 or not len(sequence_ids):
-            return []
-        count = int(plan.epochs(np.array([end - 1]))[0]) + 1
-        epochs = np.repeat(np.arange(count), len(sequence_ids))
-        members = np.tile(np.arange(len(sequence_ids)), count)
-        lengths = _lengths(traced.packed, sequence_ids)
-        found = [plan.find(sequence_ids, lengths, epoch) for epoch in range(count)]
-        positions, slots = (np.concatenate([one[part] for one in found]) for part in (0, 1))
-        (drawn,) = np.nonzero((positions >= 0) & (positions < end))
-        in_order = sorted(zip(self.order.places_of(index, positions[drawn]), drawn.tolist(), strict=True))
-        parts = _by_sequence(traced.origins.origins(sequence_ids).of_document(document))
-        visits = []
-        for (step, pack), place in in_order:
-            member, position = int(members[place]), int(positions[place])
-            visits += [
-                Visit(
-                    step=step + 1,
-                    skipped=step in self.skipped,
-                    epoch=int(epochs[place]),
-                    pack=pack,
-                    stream_position=position,
-                    slot=int(slots[place]),
-                    sequence=int(sequence_ids[member]),
-                    start=start,
-                    tokens=tokens,
-                )
-                for _, start, tokens in parts[member]
-            ]
-        return visits
+        parts = _by_sequence(traced.origins.origins(sequence_ids))
+        for step in range(self.steps if len(sequence_ids) else 0):
+            sources, positions = self.order.draws(step)
+            (packs,) = np.nonzero(sources == index)
+            drawn = traced.packed.plan.draw(positions[packs])
+            for place in np.flatnonzero(np.isin(drawn.sequence_ids, sequence_ids)).tolist():
+                at = int(np.searchsorted(drawn.offsets, place, side="right")) - 1
+                position = positions[packs[at : at + 1]]
+                for holder, start, tokens in parts[int(np.searchsorted(sequence_ids, drawn.sequence_ids[place]))]:
+                    if holder == document:
+                        yield Visit(
+                            step=step + 1,
+                            skipped=step in self.skipped,
+                            epoch=int(traced.packed.plan.epochs(position)[0]),
+                            pack=int(packs[at]),
+                            stream_position=int(position[0]),
+                            slot=place - int(drawn.offsets[at]),
+                            sequence=int(drawn.sequence_ids[place]),
+                            start=start,
+                            tokens=tokens,
+                        )
 
     def _parts(
         self, sources: Int64[np.ndarray, " M"], sequence_ids: Int64[np.ndarray, " M"]
@@ -284,9 +277,14 @@ def _absence(traced: TracedSource, document: int) -> str:
     return "the recipe leaves it out: it is too short or too long, or has too few sentences"
 
 
-def _lengths(source: PackedSource, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-    """Returns the tokens of each sequence, by which its plan finds it."""
-    return np.array([source.view.lengths(one, one + 1)[0] for one in sequence_ids.tolist()], dtype=np.int64)
+def _sequences_of(traced: TracedSource, document: int) -> Int64[np.ndarray, " K"]:
+    """Returns the sequences that hold a part of the document, ascending, by a scan of the source's."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for start in range(0, traced.packed.view.count, _SCANNED):
+        sequence_ids = np.arange(start, min(start + _SCANNED, traced.packed.view.count))
+        origins = traced.origins.origins(sequence_ids)
+        found.append(np.repeat(sequence_ids, origins.per_sequence)[origins.documents == document])
+    return np.unique(np.concatenate(found))
 
 
 def _by_sequence(origins: Origins) -> list[list[tuple[int, int, int]]]:

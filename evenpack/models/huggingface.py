@@ -176,19 +176,13 @@ def task_model_of(config: TransformerConfig, reads: str) -> TaskModel:
 
 def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
     """Returns the mapping for model_type, which the oldest checkpoints, all of them GPT-2's, do not have."""
-    loaded = {name: find_family(name).load_huggingface() for name in known_families()}
-    mappings = {name: mapping for name, mapping in loaded.items() if mapping is not None}
+    families = [find_family(name).load_huggingface() for name in known_families()]
+    mappings = {mapping.model_type: mapping for mapping in families if mapping is not None}
     model_type = values.get("model_type", "gpt2")
-    found = [name for name, mapping in mappings.items() if mapping.model_type == model_type]
-    if not found:
-        known = ", ".join(sorted({mapping.model_type for mapping in mappings.values()}))
+    if model_type not in mappings:
+        known = ", ".join(sorted(mappings))
         raise CheckpointError(f"{path}: model_type must be one of {known}, found {model_type!r}")
-    if len(found) > 1:
-        raise ConfigError(
-            f"{path}: the families {', '.join(found)} all read model_type {model_type!r}, and one must: uninstall the "
-            "packages of the others, or let them name a model_type of their own"
-        )
-    return mappings[found[0]]
+    return mappings[model_type]
 
 
 NamedParameters = list[tuple[Tensor, TensorName]]

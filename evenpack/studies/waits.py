@@ -120,7 +120,7 @@ def read_waits(output_dir: Path) -> WaitsOfRun:
             by_rank=by_rank,
             episodes=_episodes(gathered, starts, ranks),
             least_slowdown=next((max(each) for each in reversed(least_slowdowns) if None not in each), None),
-            notes=tuple(_notes(split, by_rank, starts)),
+            notes=tuple(_notes(split, by_rank)),
         )
 
 
@@ -212,20 +212,13 @@ def _episodes(gathered: Sequence[Mapping[str, Any]], starts: Sequence[StartRecor
     return tuple(sorted(found, key=lambda one: one.named))
 
 
-def _notes(
-    split: Sequence[Mapping[str, Any]], by_rank: Sequence[RankRow], starts: Sequence[StartRecord]
-) -> Iterator[str]:
+def _notes(split: Sequence[Mapping[str, Any]], by_rank: Sequence[RankRow]) -> Iterator[str]:
     if len({one["world_size"] for one in split}) > 1:
         yield f"The run had other numbers of ranks before: tables of ranks are of the last, {split[-1]['world_size']}."
     if not by_rank:
         yield (
             "No values of single ranks are logged (training.log_rank_times_every_steps is null, or its first record is "
             "still to come): which of them were slow is not known."
-        )
-    if any(start.unlike for start in starts):
-        yield (
-            "The devices differ: each rank is compared with its own first steps, so one that is slower from the start "
-            "on is not named; what the others wait for it is counted as machine."
         )
 
 

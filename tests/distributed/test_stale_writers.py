@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_ranks import fork_context
+from forked_ranks import fork_context
 from killed_saves import NEW, OLD, SOLO, PlainEngine, count_borders, train_state
 
 from evenpack.console import save_json
@@ -29,7 +31,6 @@ from evenpack.engine.ownership import WRITER, require_owned
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics
 from evenpack.errors import RunError, SaveError
 from evenpack.launcher.processes.holding import held_as_writer
-from evenpack.testing.ranks import fork_context
 
 LAST = 10
 

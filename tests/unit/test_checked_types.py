@@ -7,17 +7,19 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import forked_ranks
 import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
 from checked_types import FIRST_CALLS, ONE_IN, checked
+from forked_ranks import run_ranks
 from jaxtyping import Float
+from run_files import write_run_file
 
 from evenpack.engine.world.distributed import World
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.segments import Segments
 from evenpack.losses import StepCounts
-from evenpack.testing import ranks, run_ranks, write_run_file
 from evenpack.worker_pool import worker_pool
 
 
@@ -91,8 +93,8 @@ def test_each_test_has_first_calls_of_its_own(turn: str) -> None:
 @pytest.fixture
 def after_a_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Starts a pool of workers as the first thing that forks in this process, and another process beside it."""
-    monkeypatch.setattr(ranks, "_context", [])
-    ranks.end_fork_server()
+    monkeypatch.setattr(forked_ranks, "_context", [])
+    forked_ranks.end_fork_server()
     with worker_pool(1) as pool:
         assert pool.submit(abs, -1).result() == 1
     forked = multiprocessing.get_context("fork").Process(target=signal.pause)

@@ -20,7 +20,6 @@ from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import read_journal
 from evenpack.engine.checkpoints.files import read_manifest
-from evenpack.engine.parts.mlperf_log import PREFIX, parse_events
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import DataError, EvenpackError
@@ -47,7 +46,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "questions": ("train.json", read_questions),
     "a learning curve": ("curve.json", lambda file: read_curve(file.parent)),
     "a histogram": ("lengths.json", lambda file: from_json(file, None)),
-    "an event": ("events.log", lambda file: parse_events(file, [PREFIX + file.read_bytes().decode("latin-1")])),
 }
 
 

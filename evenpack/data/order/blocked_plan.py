@@ -175,7 +175,7 @@ _OPEN_BLOCKS = 4
 
 
 class BlockedPlan(WholeEpochs):
-    """An endless stream of packs, block by block in each epoch, and its inverse from a sequence to its pack."""
+    """An endless stream of packs, block by block in each epoch."""
 
     def __init__(
         self,
@@ -217,34 +217,13 @@ class BlockedPlan(WholeEpochs):
         drawn = {block: self._plan(block).draw(local[blocks == block]) for block in np.unique(blocks).tolist()}
         return merged(blocks, drawn)
 
-    def find(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
-
-        Raises: DataError for an id that is not a sequence of that length.
-        """
-        if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.sequences:
-            raise DataError(
-                f"sequence ids {sequence_ids.min()} to {sequence_ids.max()} asked for, this plan has {self.sequences}"
-            )
-        blocks = np.searchsorted(self.blocks.first_sequences, sequence_ids, side="right") - 1
-        _, places_of_blocks, begins = self._epoch(epoch)
-        positions, slots = (np.empty(len(sequence_ids), dtype=np.int64) for _ in range(2))
-        for block in np.unique(blocks).tolist():
-            members = blocks == block
-            local, slots[members] = self._plan(block).find(sequence_ids[members], lengths[members], epoch)
-            before = epoch * self.packs + begins[places_of_blocks[block]]
-            positions[members] = before + local - epoch * self._block_packs[block]
-        return positions, slots
-
     def sequences_ahead(self, stream_position: int, blocks: int) -> list[tuple[int, int]]:
         """Returns the sequences, first and last plus one, of the block at a position and of the blocks after it.
 
         The blocks of later epochs follow, up to the requested number.
         """
         epoch, place = divmod(stream_position, self.packs)
-        order, _, begins = self._epoch(epoch)
+        order, begins = self._epoch(epoch)
         index = int(np.searchsorted(begins, place, side="right")) - 1
         ahead = order[index : index + blocks].tolist()
         while len(ahead) < blocks:
@@ -261,25 +240,21 @@ class BlockedPlan(WholeEpochs):
         blocks, local = (np.empty(len(places), dtype=np.int64) for _ in range(2))
         for epoch in np.unique(epochs).tolist():
             members = epochs == epoch
-            order, _, begins = self._epoch(epoch)
+            order, begins = self._epoch(epoch)
             index = np.searchsorted(begins, places[members], side="right") - 1
             blocks[members] = order[index]
             local[members] = places[members] - begins[index] + epoch * self._block_packs[order[index]]
         return blocks, local
 
-    def _order_blocks(
-        self, epoch: int
-    ) -> tuple[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
-        """Returns the blocks in the order of an epoch, the rank of each in it, and the first pack at each rank."""
+    def _order_blocks(self, epoch: int) -> tuple[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
+        """Returns the blocks in the order of an epoch, and the first pack at each rank."""
         count = self.blocks.count
         order = np.arange(count)
         if self._shuffles_blocks:
             key = derive_key(self._key, _BLOCK_ORDER, epoch)
             order = permute(order, np.full(count, count), np.broadcast_to(key, count))
         sizes = self._block_packs[order]
-        places = np.empty(count, dtype=np.int64)
-        places[order] = np.arange(count)
-        return order, places, np.cumsum(sizes) - sizes
+        return order, np.cumsum(sizes) - sizes
 
     def _open_plan(self, block: int) -> PackPlan:
         first, stop = self.blocks.first_sequences[block : block + 2].tolist()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 
 from evenpack.data.order.pack_stream import DrawnPacks, PackStream, merged
 from evenpack.data.ranges import ranges
@@ -119,34 +119,3 @@ class FormedStream:
         return DrawnPacks(
             offsets=packs.offsets, sequence_ids=packs.sequence_ids + self._first_sequence, lengths=packs.lengths
         )
-
-    def find(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns (stream position, slot) of each sequence in `epoch`; position -1 for one that it does not have.
-
-        Raises: DataError for an id that is not a sequence of that length.
-        """
-        is_own = sequence_ids >= self._first_sequence
-        positions, slots = np.full(len(sequence_ids), -1), np.zeros(len(sequence_ids), dtype=np.int64)
-        if epoch >= self.form.epoch:
-            found, slots[is_own] = self.after.find(sequence_ids[is_own] - self._first_sequence, lengths[is_own], epoch)
-            positions[is_own] = found - self._shift
-        else:
-            positions[~is_own], slots[~is_own] = self._find_before(sequence_ids[~is_own], lengths[~is_own], epoch)
-        return positions, slots
-
-    def _find_before(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        form = self.form
-        positions, slots = self.before.find(sequence_ids, lengths, epoch)
-        is_left = positions >= form.start
-        if not form.rest:
-            return np.where(is_left, -1, positions), slots
-        packs, within = np.divmod(positions[is_left] - form.start, form.joined)
-        earlier = self.before.draw(ranges(positions[is_left] - within, within)).offsets  # in the same joined packs
-        ends = np.cumsum(within)
-        slots[is_left] += earlier[ends] - earlier[ends - within]
-        positions[is_left] = form.start + packs
-        return positions, slots

@@ -58,12 +58,6 @@ class Mixture:
         positions = periods * np.array(self.weights, dtype=np.int64)[sources] + self._earlier_draws[places]
         return sources, positions
 
-    def draws_of(self, source: int, positions: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """Returns the numbers of the draws at these positions of the source's own stream; the inverse of `draws`."""
-        periods, earlier = np.divmod(positions, self.weights[source])
-        numbers: Int64[np.ndarray, " N"] = periods * self.period + self._places[self._first_places[source] + earlier]
-        return numbers
-
     def drawn_before(self, source: int, stop: int) -> int:
         """Returns how many of the draws from 0 up to `stop` are of the source, which is its next stream position."""
         periods, rest = divmod(stop, self.period)

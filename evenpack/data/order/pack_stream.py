@@ -1,11 +1,11 @@
-"""The interface of every plan of one source: an endless stream of packs, drawn at any position, and its inverse."""
+"""The interface of every plan of one source: an endless stream of packs, drawn at any position."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,14 +43,6 @@ class PackStream(Protocol):
         """Returns the packs at these positions of the stream, in any order and of any epochs.
 
         Raises: ValueError for a negative position.
-        """
-
-    def find(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns the position of each sequence in `epoch`: (stream position, slot within the pack's sequences).
-
-        Raises: DataError for an id that is not a sequence of that length.
         """
 
 

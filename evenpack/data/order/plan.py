@@ -3,7 +3,7 @@
 A plan holds the strategies with their cumulated counts and the sequence ids sorted by length, nothing else. The stream
 runs over the epochs: position n is pack n % packs of epoch n // packs. In each epoch the order of packs is a keyed
 permutation, and so are the sequences of each length, hence each epoch combines other sequences. The time to find a
-pack does not depend on its position, and the inverse finds the pack of any sequence.
+pack does not depend on its position.
 
 Terms: a *class* is all sequences of one length; a *member* is the index of a sequence in its class, before the epoch's
 permutation; strategy s with count c and m slots of a length owns c x m members of that class: repetition r takes
@@ -96,7 +96,7 @@ def sort_chunks_by_length(
 
 
 class PackPlan(WholeEpochs):
-    """One block of one source: an endless stream of packs, and its inverse from a sequence to its pack.
+    """One block of one source: an endless stream of packs.
 
     A pure function of the arguments: no state, no random generator. `sorted_sequence_ids` (from `sort_by_length`)
     may be memory-mapped and is read only where packs are drawn.
@@ -141,7 +141,7 @@ class PackPlan(WholeEpochs):
             raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
         slots = self._slots
         epochs, places = np.divmod(stream_positions, self.packs)
-        packs = self._permute_packs(places, epochs, inverse=False)
+        packs = self._permute_packs(places, epochs)
         strategies = np.searchsorted(slots.strategy_ends, packs, side="right")
         repetitions = packs - slots.strategy_begins[strategies]
         sizes = slots.sizes[strategies]
@@ -150,75 +150,31 @@ class PackPlan(WholeEpochs):
         lengths = slots.lengths[drawn]
         begins = self._class_begins[lengths]
         members = slots.first_members[drawn] + np.repeat(repetitions, sizes) * slots.strides[drawn]
-        ranks = self._permute_members(members, lengths, np.repeat(epochs, sizes), inverse=False)
+        ranks = self._permute_members(members, lengths, np.repeat(epochs, sizes))
         sequence_ids = self._sorted_sequence_ids[begins + ranks].astype(np.int64) + self._first_sequence
         return DrawnPacks(offsets=offsets, sequence_ids=sequence_ids, lengths=lengths)
 
-    def find(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns the position of each sequence in `epoch`: (stream position, slot within the pack's sequences).
-
-        Raises: DataError for an id that is not a sequence of that length.
-        """
-        lengths = lengths.astype(np.int64)
-        epochs = np.full(len(lengths), epoch, dtype=np.int64)
-        ranks = self._ranks(sequence_ids - self._first_sequence, lengths)
-        members = self._permute_members(ranks, lengths, epochs, inverse=True)
-        slots = self._slots
-        places = np.searchsorted(slots.quota_begins, self._class_begins[lengths] + members, side="right") - 1
-        first_slots = slots.quota_slots[places]
-        strategies = np.searchsorted(slots.begins, first_slots, side="right") - 1
-        repetitions, copies = np.divmod(members - slots.first_members[first_slots], slots.strides[first_slots])
-        packs = slots.strategy_begins[strategies] + repetitions
-        positions = epochs * self.packs + self._permute_packs(packs, epochs, inverse=True)
-        return positions, first_slots + copies - slots.begins[strategies]
-
-    def _ranks(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
-    ) -> Int64[np.ndarray, " K"]:
-        """Returns the index of each id among the ascending ids of its class, by one bisection for all ids."""
-        in_range = (lengths >= 1) & (lengths < len(self._class_sizes))
-        low = self._class_begins[np.where(in_range, lengths, 0)]
-        high = self._class_begins[np.where(in_range, lengths + 1, 0)]
-        begins, ends = low, high
-        for _ in range(int((high - low).max(initial=0)).bit_length()):
-            middle = (low + high) // 2
-            before = (low < high) & (self._sorted_sequence_ids[np.minimum(middle, self.sequences - 1)] < sequence_ids)
-            low, high = np.where(before, middle + 1, low), np.where(before, high, middle)
-        found = (low < ends) & (self._sorted_sequence_ids[np.minimum(low, self.sequences - 1)] == sequence_ids)
-        if not found.all():
-            place = int(np.argmin(found))
-            raise DataError(
-                f"sequence id {sequence_ids[place] + self._first_sequence} is not a sequence of length "
-                f"{lengths[place]} of this plan"
-            )
-        ranks: Int64[np.ndarray, " K"] = low - begins
-        return ranks
-
     def _permute_packs(
-        self, packs: Int64[np.ndarray, " N"], epochs: Int64[np.ndarray, " N"], *, inverse: bool
+        self, packs: Int64[np.ndarray, " N"], epochs: Int64[np.ndarray, " N"]
     ) -> Int64[np.ndarray, " N"]:
         if not self._shuffles_packs:
             return packs
         keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
-        return permute(packs, np.full(len(packs), self.packs), keys, inverse=inverse)
+        return permute(packs, np.full(len(packs), self.packs), keys)
 
     def _permute_members(
         self,
         members: Int64[np.ndarray, " M"],
         lengths: Int64[np.ndarray, " M"],
         epochs: Int64[np.ndarray, " M"],
-        *,
-        inverse: bool,
     ) -> Int64[np.ndarray, " M"]:
         keys = derive_key(self._key, _CLASS_ORDER, epochs.astype(np.uint64), lengths.astype(np.uint64))
-        return permute(members, self._class_sizes[lengths], keys, inverse=inverse)
+        return permute(members, self._class_sizes[lengths], keys)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _StrategySlots:
-    """The slots of all strategies in one table, and the quotas of classes that they own in another."""
+    """The slots of all strategies in one table."""
 
     strategy_begins: Int64[np.ndarray, " strategies"]
     """First pack of each strategy."""
@@ -231,10 +187,6 @@ class _StrategySlots:
     """The member that the slot takes in repetition 0; in repetition r it takes r strides more."""
     strides: Int64[np.ndarray, " S"]
     """How many slots of the strategy have this length."""
-    quota_begins: Int64[np.ndarray, " quotas"]
-    """Start of each quota among all sequences sorted by length; ascending."""
-    quota_slots: Int64[np.ndarray, " quotas"]
-    """The first slot of the quota's strategy that has its length."""
 
     @classmethod
     def of(cls, packing: Packing, class_begins: Int64[np.ndarray, " classes"]) -> "_StrategySlots":
@@ -261,8 +213,6 @@ class _StrategySlots:
             lengths=lengths,
             first_members=first_members,
             strides=np.repeat(multiplicities, multiplicities),
-            quota_begins=quota_begins,
-            quota_slots=quota_slots,
         )
 
 

@@ -1,4 +1,4 @@
-"""The order of a run by stages: the draws of each step, and the step of each draw. Nothing else knows of stages.
+"""The order of a run by stages: the draws of each step. Nothing else knows of stages.
 
 A stage begins at a step and lasts until the next one. It has weights of the sources and the size of its steps, and its
 steps draw by the order of a `Mixture` of the sources that have a weight: every prefix of a stage's draws is within a
@@ -105,7 +105,7 @@ class Numbering:
 
 
 class StagedOrder:
-    """The endless order in which steps draw from sources, and its inverse."""
+    """The endless order in which steps draw from sources."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         """Takes the stages in the order of their steps, of which the first is 0.
@@ -144,23 +144,6 @@ class StagedOrder:
         local, positions = self._mixtures[part].draws(first, first + self._draws.size(step))
         sources = np.array(self._drawn[part], dtype=np.int64)[local]
         return sources, positions + self._offsets[part, sources]
-
-    def places_of(self, source: int, positions: Int64[np.ndarray, " N"]) -> list[tuple[int, int]]:
-        """Returns (step, index of the draw within it) at these positions of a source's stream; the inverse of `draws`.
-
-        Raises: ValueError for a position that no step draws.
-        """
-        offsets = self._offsets[:, source]
-        parts = np.searchsorted(offsets, positions, side="right") - 1
-        numbers = np.empty(len(positions), dtype=np.int64)
-        for part in np.unique(parts).tolist():
-            chosen = parts == part
-            if source not in self._drawn[part]:
-                raise ValueError(f"no step draws position {positions[chosen].max()} of source {source}")
-            local = self._drawn[part].index(source)
-            within = self._mixtures[part].draws_of(local, positions[chosen] - offsets[part])
-            numbers[chosen] = within + self._begun[part]
-        return [self._draws.place(number) for number in numbers.tolist()]
 
     def drawn_before(self, source: int, step: int) -> int:
         """Returns how many draws of all steps before are of the source, which is its next stream position."""

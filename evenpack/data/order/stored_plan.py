@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 
 from evenpack.data.order.blocked_plan import BlockedPlan, Blocks, block_files, open_blocks
 from evenpack.data.order.config import PackingConfig
@@ -175,20 +175,6 @@ class SequentialPlan(WholeEpochs):
             raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
         rows = stream_positions % self.packs
         return DrawnPacks(offsets=np.arange(len(rows) + 1), sequence_ids=rows, lengths=self._lengths(rows))
-
-    def find(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns the stream position of each row in `epoch`, and its index within the pack, which is 0.
-
-        Raises: DataError for an id that is not a row of that length.
-        """
-        if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.packs:
-            raise DataError(f"rows {sequence_ids.min()} to {sequence_ids.max()} asked for, this plan has {self.packs}")
-        wrong = np.flatnonzero(lengths != self._lengths(sequence_ids))
-        if len(wrong):
-            raise DataError(f"row {sequence_ids[wrong[0]]} is not of length {lengths[wrong[0]]} in this plan")
-        return sequence_ids + epoch * self.packs, np.zeros_like(sequence_ids)
 
     def _lengths(self, rows: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         return np.where(rows == self.packs - 1, self._last_length, self.pack_length)

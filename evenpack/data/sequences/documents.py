@@ -11,13 +11,11 @@ from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences.view import (
-    NO_SEQUENCES,
     LocatedSequences,
     Origins,
     SequenceCounts,
     StoredView,
     TokenAccounting,
-    index_of_kept,
     open_stored,
     remove_description,
     write_description,
@@ -89,12 +87,6 @@ class DocumentsView(LocatedSequences, StoredView):
         documents, starts = self._pieces(sequence_ids)
         _, lengths = self.locate(sequence_ids)
         return Origins(documents=documents, starts=starts, tokens=lengths, per_sequence=np.ones_like(starts))
-
-    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        place = index_of_kept(document, self.documents)
-        if place is None:
-            return NO_SEQUENCES
-        return np.arange(self.first_sequences[place], self.first_sequences[place + 1])
 
     def _pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns the document to which each sequence belongs, and the sequence's first token within it."""

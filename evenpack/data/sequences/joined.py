@@ -35,10 +35,6 @@ class JoinedOrigins:
         forms, split = _by_form(sequence_ids, self._first)
         return Origins.joined(forms, {form: self._origins(form).origins(ids) for form, (ids, _) in split.items()})
 
-    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        before, after = (self._origins(form).sequences_of(document) for form in (0, 1))
-        return np.concatenate([before, after + self._first])
-
 
 class JoinedView(JoinedOrigins):
     """The sequences of two forms of the same documents: those of `after` are numbered behind those of `before`."""

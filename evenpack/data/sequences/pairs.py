@@ -44,8 +44,6 @@ PAIRS = "pairs"
 """Name of the token file's pair of files, in the folder of a split."""
 ORIGIN_COLUMNS = {"first_starts": "<i8", "second_starts": "<i8"}
 """Start of A and B in the token file of the documents, without special tokens; by name and numpy's type."""
-_SCANNED = 1 << 20
-"""Pairs scanned together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -203,17 +201,6 @@ class PairOrigins:
             per_sequence=np.full_like(offsets, 2),
         )
 
-    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        """Returns the sequences of a document, as `SequenceOrigins` does; reads both columns, 16 bytes per pair."""
-        (begin,), (length,) = self.document_file.spans(np.array([document]))
-        found = []
-        for start in range(0, self.view.count, _SCANNED):
-            chunk = slice(start, start + _SCANNED)
-            first, second = self.first_starts[chunk], self.second_starts[chunk]
-            is_part = (first >= begin) & (first < begin + length) | (second >= begin) & (second < begin + length)
-            found.append(np.flatnonzero(is_part) + start)
-        return np.concatenate([np.zeros(0, dtype=np.int64), *found])
-
     def _holders(self, places: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
         """Returns the document of each token of the file, by one bisection of the mapped index for all tokens."""
         documents = self.document_file.documents
@@ -239,6 +226,3 @@ class PairsAsDocuments:
         _, lengths = self.view.locate(sequence_ids)
         ones = np.ones_like(lengths)
         return Origins(documents=sequence_ids, starts=np.zeros_like(lengths), tokens=lengths, per_sequence=ones)
-
-    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        return np.arange(document, min(document + 1, self.view.count))

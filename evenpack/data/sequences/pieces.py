@@ -29,13 +29,11 @@ from evenpack.data.permutation import permute, sequence_id_type
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences.view import (
-    NO_SEQUENCES,
     Origins,
     SequenceContent,
     SequenceCounts,
     StoredView,
     TokenAccounting,
-    index_of_kept,
 )
 from evenpack.data.tokens.file import TokenFile
 
@@ -63,24 +61,6 @@ def shuffled_atoms(count: int, *, moved: int, seed: int) -> Integer[np.ndarray, 
         keys = np.full(len(places), derive_key(seed))
         order[start : start + len(places)] = permute(places, np.full(len(places), moved), keys)
     return order
-
-
-def places_of(atoms: Int64[np.ndarray, " Q"], *, moved: int, seed: int) -> Int64[np.ndarray, " Q"]:
-    """Returns the ranks of these atoms in the order of `shuffled_atoms`; its inverse, by arithmetic."""
-    places = atoms.copy()
-    shuffled = atoms < moved
-    keys = np.full(int(shuffled.sum()), derive_key(seed))
-    places[shuffled] = permute(atoms[shuffled], np.full(len(keys), moved), keys, inverse=True)
-    return places
-
-
-def rows_of_atoms(
-    places: Int64[np.ndarray, " Q"], *, row: int, atom: int, total_slots: int
-) -> Int64[np.ndarray, " rows"]:
-    """Returns the rows of the atoms at these ranks, where all atoms have one size, except perhaps for the last one."""
-    per_atom = max(1, atom // row)
-    rows = (places * atom // row)[:, None] + np.arange(per_atom)
-    return rows.ravel()[rows.ravel() * row < total_slots]
 
 
 def uniform_parts(
@@ -167,10 +147,6 @@ class RowsView(StoredView):
         """Returns the pieces of these rows, which must exist."""
 
     @abstractmethod
-    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
-        """Returns all rows that could hold a part of the kept document at `place`, and perhaps a few more."""
-
-    @abstractmethod
     def closings(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
         """Returns the end-of-text tokens of each piece that close its text: 0 or 1."""
 
@@ -240,14 +216,6 @@ class RowsView(StoredView):
             tokens=pieces.tokens[is_of_a_document],
             per_sequence=pieces.sum_by_row(is_of_a_document),
         )
-
-    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        place = index_of_kept(document, self.documents)
-        if place is None:
-            return NO_SEQUENCES
-        near = np.unique(self.rows_near(place))
-        found: Int64[np.ndarray, " sequences"] = near[self.origins(near).of_document(document).per_sequence > 0]
-        return found
 
     def _pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         self._check_ids(sequence_ids)
@@ -321,11 +289,6 @@ class _StreamView(RowsView):
         closes: Bool[np.ndarray, " P"] = pieces.starts + pieces.tokens == lengths
         return closes.astype(np.int64)
 
-    def _stretches(self, place: int, size: int) -> Int64[np.ndarray, " stretches"]:
-        """Returns the cuts of the stream, of `size` tokens each, that hold the kept document at `place`."""
-        begin, end = self.stream_starts[place : place + 2].tolist()
-        return np.arange(begin // size, -(-end // size))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConcatView(_StreamView):
@@ -345,9 +308,6 @@ class ConcatView(_StreamView):
         following = self.first_documents[sequence_ids + 1]
         past = following + (self.stream_starts[following] < ends)
         return _cover(self.stream_starts, begins, ends, self.first_documents[sequence_ids], past)
-
-    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
-        return self._stretches(place, self.max_sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -369,13 +329,6 @@ class ShuffledConcatView(_StreamView):
         pieces = _cover(self.stream_starts, begins, ends, first, past)
         firsts_of_rows = np.cumsum(parts.per_row) - parts.per_row
         return replace(pieces, per_row=np.add.reduceat(pieces.per_row, firsts_of_rows) if len(begins) else begins)
-
-    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
-        atom, seed = self.recipe.atom, self.recipe.seed
-        assert atom is not None, "a view of this kind is made for an atom"
-        assert seed is not None, "the recipe settles it"
-        places = places_of(self._stretches(place, atom), moved=self.total_slots // atom, seed=seed)
-        return rows_of_atoms(places, row=self.max_sequence_length, atom=atom, total_slots=self.total_slots)
 
 
 def build_concat(
@@ -479,15 +432,6 @@ class PaddingView(RowsView):
             paddings=parts.slots - tokens - ends,
             per_row=parts.per_row,
         )
-
-    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
-        atoms = np.arange(self.first_atoms[place], self.first_atoms[place + 1])
-        places = places_of(atoms, moved=len(self.atom_order), seed=self.recipe.seed)
-        if not len(self.row_ends):
-            row, atom = self.max_sequence_length, self.recipe.atom
-            return rows_of_atoms(places, row=row, atom=atom, total_slots=self.total_slots)
-        begins = np.where(places > 0, self.row_ends[places - 1], 0)
-        return np.concatenate([np.arange(*span) for span in zip(begins, self.row_ends[places], strict=True)])
 
     def _parts(self, rows: Int64[np.ndarray, " K"]) -> RowParts:
         row = self.max_sequence_length

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.pieces import ConcatView
-from evenpack.data.sequences.view import NO_SEQUENCES, LocatedSequences, Origins, SequenceCounts
+from evenpack.data.sequences.view import LocatedSequences, Origins, SequenceCounts
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
@@ -20,9 +20,6 @@ SHUFFLED = "shuffled"
 """Name of the token file's pair of files, in the folder of a source."""
 SOURCE_IDS = "shuffled_sequence_ids"
 """Name of that token file's column with the id that each document has in the view."""
-
-_SCANNED = 1 << 20
-"""Sequences scanned together."""
 
 
 class ShuffledView(LocatedSequences):
@@ -79,10 +76,3 @@ class ShuffledView(LocatedSequences):
         self._check_ids(sequence_ids)
         ids: Int64[np.ndarray, " K"] = self.source_ids[sequence_ids].astype(np.int64)
         return ids
-
-    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        """Returns the sequences of a document, by a scan of the ids: a grid's order has no inverse by arithmetic."""
-        wanted = self.source_view.sequences_of(document)
-        chunks = range(0, self.count if len(wanted) else 0, _SCANNED)
-        found = [np.flatnonzero(np.isin(self.source_ids[start : start + _SCANNED], wanted)) + start for start in chunks]
-        return np.concatenate([NO_SEQUENCES, *found])

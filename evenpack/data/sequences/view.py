@@ -29,7 +29,6 @@ Trait = Literal["labels", "masks", "padding", "pairs"]
 
 _DESCRIPTION = "view.json"
 _CHUNK_SEQUENCES = 1 << 20
-NO_SEQUENCES = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,17 +445,6 @@ class Origins:
         names = ("documents", "starts", "tokens")
         return cls(per_sequence=per_sequence, **{name: _in_order(groups, parts, name, per_sequence) for name in names})
 
-    def of_document(self, document: int) -> "Origins":
-        """Returns the parts of this document alone."""
-        chosen = self.documents == document
-        sequences = np.repeat(np.arange(len(self.per_sequence)), self.per_sequence)[chosen]
-        return Origins(
-            documents=self.documents[chosen],
-            starts=self.starts[chosen],
-            tokens=self.tokens[chosen],
-            per_sequence=np.bincount(sequences, minlength=len(self.per_sequence)),
-        )
-
 
 @runtime_checkable
 class SequenceOrigins(Protocol):
@@ -468,15 +456,3 @@ class SequenceOrigins(Protocol):
 
     def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
         """Returns the origins of these sequences; a sequence of unknown origin has none."""
-
-    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        """Returns the sequences that hold a part of the document, ascending; none if it is in another split or dropped.
-
-        Raises: DataError if that is not known.
-        """
-
-
-def index_of_kept(document: int, documents: Int64[np.ndarray, " kept"]) -> int | None:
-    """Returns the index of a document among the kept ones, ascending and perhaps mapped; None if it is not kept."""
-    place = int(np.searchsorted(documents, document))
-    return place if place < len(documents) and documents[place] == document else None

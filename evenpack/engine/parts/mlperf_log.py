@@ -7,7 +7,7 @@ run that was interrupted starts again: the log is of a run from its first step t
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,9 @@ from evenpack.engine.evaluate import overall_accuracy
 from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.ownership import require_owned
 from evenpack.engine.parts.part import Part, Step
-from evenpack.errors import DataError, RunError
-from evenpack.files import parse_json_object
+from evenpack.errors import RunError
 
 MLPERF_LOG = "mlperf.log"
-
-PREFIX = ":::MLLOG "
-"""Prefix of each event line."""
-
-_FIELDS = ("key", "value", "time_ms", "metadata")
 
 
 def require_first_start(run: Start) -> None:
@@ -147,28 +141,6 @@ class MlperfLog(Part):
 
     def _now(self) -> dict[str, int]:
         return {"epoch_num": self._samples, "samples_count": self._samples}
-
-
-def parse_events(log: Path, lines: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the events of a log; lines of other programs are left out.
-
-    Raises: DataError, with the number of the line, for an event that does not have the form of MLPerf's logger.
-    """
-    events = []
-    for number, line in enumerate(lines, start=1):
-        _, prefix, text = line.partition(PREFIX)
-        if not prefix:
-            continue
-        try:
-            found = parse_json_object(text)
-            event = {name: found[name] for name in _FIELDS}
-            events.append(event | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})})
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise DataError(
-                f"{log}, line {number}: expected a JSON object with {', '.join(_FIELDS)} after {PREFIX.strip()}, "
-                f"found {text[:60].rstrip()!r}"
-            ) from error
-    return events
 
 
 class _LogFile(logging.FileHandler):

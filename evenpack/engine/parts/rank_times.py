@@ -30,11 +30,6 @@ _LATE: dict[Kind, str] = {
     "compute": "its passes take {:.1%} longer than those of others, for the same work",
     "loader": "it waits for its batches longer than others do, by {:.1%} of the passes' time",
 }
-_LATE_AMONG_UNLIKE: dict[Kind, str] = {
-    "compute": "its passes, beside those of others, take {:.1%} longer than in its first steps, for the same work",
-    "loader": "it waits for its batches, beside others, longer than in its first steps, by {:.1%} of the passes' time",
-}
-"""The same where devices differ: `slow_by` is then the growth over the rank's own first steps."""
 
 
 class RankTimes(Part):
@@ -61,8 +56,7 @@ class RankTimes(Part):
         """
         model, training = None, run.config.training
         if run.world.size > 1 and not run.config.deepspeed.sharding.balances_each_micro_batch:
-            is_alike = len({place.model for place in places}) == 1
-            model = WaitModel(rank_count=run.world.size, planned_steps=training.planned_steps, is_alike=is_alike)
+            model = WaitModel(rank_count=run.world.size, planned_steps=training.planned_steps)
         every_steps = training.log_rank_times_every_steps
         return cls(run.world, every_steps=every_steps, model=model, place=places[run.world.rank])
 
@@ -148,7 +142,7 @@ class RankTimes(Part):
         test = model.tests[kind]
         if test.since is None or test.slow_by is None:
             return f"rank {self._world.rank}{where} is no longer slow (step {step})"
-        late = (_LATE if test.is_alike else _LATE_AMONG_UNLIKE)[kind].format(test.slow_by)
+        late = _LATE[kind].format(test.slow_by)
         since = f"rank {self._world.rank}{where} is slow since about step {test.since}"
         return f"{since}: {late}; `evenpack waits` shows what it costs (step {step})"
 

@@ -229,8 +229,8 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
           for kind in ("compute", "loader")
           for name, unit, meaning in (
               ("slow_since", "step", f"Step since which its {kind} is slow; null if it is not."),
-              ("slow_by", "share", f"By how much more than the others (where devices differ: than in its own first "
-               f"steps) its {kind} takes since then, as a share of that compute; null if it is not slow."),
+              ("slow_by", "share", f"By how much more than the others its {kind} takes since then, as a share of "
+               "their compute; null if it is not slow."),
               ("least_slowdown", "share", f"Smallest slowdown of its {kind} that is named; null before it is learned."),
           )),
     ),

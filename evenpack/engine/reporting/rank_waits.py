@@ -110,12 +110,11 @@ class Rule:
     """Smallest slowdown that is named, as a share."""
 
     @classmethod
-    def learn(cls, excesses: Float64[np.ndarray, " steps"], *, per_step: float, is_alike: bool) -> "Rule":
+    def learn(cls, excesses: Float64[np.ndarray, " steps"], *, per_step: float) -> "Rule":
         """Learns from healthy steps.
 
         Args:
             per_step: bound of the probability that this rank is named while it is healthy, for each step of the run.
-            is_alike: whether ranks have equal devices: one that is slower from the start on is named then.
         """
         steps = len(excesses)
         mean = _robust_mean(excesses)
@@ -139,7 +138,7 @@ class Rule:
         )
         return cls(
             # Below 0 it would be another rank's slowness in these steps, and this one's when that one is well again.
-            baseline=min(max(mean, 0.0), slowdown / 2) if is_alike else mean,
+            baseline=min(max(mean, 0.0), slowdown / 2),
             memory=memory,
             scale=scale,
             reference=reference,
@@ -157,9 +156,9 @@ class Rule:
 class SlowTest:
     """Judges one rank in one kind, step by step."""
 
-    def __init__(self, *, per_step: float, is_alike: bool) -> None:
-        """Both arguments are those of `Rule.learn`."""
-        self._per_step, self.is_alike = per_step, is_alike
+    def __init__(self, *, per_step: float) -> None:
+        """`per_step` is that of `Rule.learn`."""
+        self._per_step = per_step
         self._learning: list[float] = []
         self._before = self._back = self._excess = self._slow_by = 0.0
         self._sums = [0.0, 0.0]
@@ -173,8 +172,6 @@ class SlowTest:
     def slow_by(self) -> float | None:
         """The mean slowdown since then, as a share of what the others need; None if it is not slow.
 
-        Among unlike devices it is how much larger that share is than it was in the learning steps.
-
         Steps after which nothing but healthy ones have come so far are left out: they may be its recovery.
         """
         return None if self.since is None else self._slow_by
@@ -185,8 +182,7 @@ class SlowTest:
         if rule is None:
             self._learning.append(excess)
             if len(self._learning) == LEARNING_STEPS:
-                learned = np.array(self._learning)
-                self.rule = Rule.learn(learned, per_step=self._per_step, is_alike=self.is_alike)
+                self.rule = Rule.learn(np.array(self._learning), per_step=self._per_step)
                 self._before = excess - self.rule.baseline
             return False
         above = excess - rule.baseline
@@ -194,7 +190,7 @@ class SlowTest:
         fast, wide = rule.sums
         if not any(self._sums):
             self._onset, self._excess, self._steps = step, 0.0, 0
-        self._excess, self._steps = self._excess + (excess if self.is_alike else above), self._steps + 1
+        self._excess, self._steps = self._excess + excess, self._steps + 1
         if self.since is None:
             gains = (fast.value(news), wide.value(news))
             self._sums = [max(0.0, sum_ + gain - rule.reference) for sum_, gain in zip(self._sums, gains, strict=True)]
@@ -305,13 +301,12 @@ class WaitModel:
     own: WaitSums
     """What this rank has added to the last step."""
 
-    def __init__(self, *, rank_count: int, planned_steps: int, is_alike: bool) -> None:
-        """`is_alike`: whether the ranks have equal devices."""
+    def __init__(self, *, rank_count: int, planned_steps: int) -> None:
         self._ranks = rank_count
         per_step = FALSE_ALARM_PROBABILITY / (rank_count * max(planned_steps, 1) * 2)
         self.tests: dict[Kind, SlowTest] = {
-            "compute": SlowTest(per_step=per_step, is_alike=is_alike),
-            "loader": SlowTest(per_step=per_step, is_alike=True),
+            "compute": SlowTest(per_step=per_step),
+            "loader": SlowTest(per_step=per_step),
         }
         self._fit = CostFit()
         self._seen = 0

@@ -47,7 +47,7 @@ class Place(Section):
     device: str
     """Its name for torch: `cuda:3`."""
     model: str
-    """Name of the kind of device, by which ranks are alike."""
+    """Name of the kind of device."""
 
 
 class StartRecord(Section):
@@ -66,12 +66,6 @@ class StartRecord(Section):
     """ISO 8601, UTC."""
     places: tuple[Place, ...] = ()
     """The place of each rank, in their order; none in a record of an earlier version."""
-
-    @property
-    def unlike(self) -> tuple[str, ...]:
-        """Returns the kinds of its ranks' devices if there are several, else none."""
-        models = tuple(dict.fromkeys(place.model for place in self.places))
-        return models if len(models) > 1 else ()
 
 
 class RunRecord(Section):

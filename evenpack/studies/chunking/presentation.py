@@ -14,10 +14,9 @@ from evenpack.files import require_folder
 from evenpack.studies.chunking.compare import Arm, ArmRow, FinishedRuns
 from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
-from evenpack.studies.columns import Column, table_of, wide_table_of
+from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plotting import (
     COLOURS,
-    INK,
     figure_as_png,
     line_style,
     require_matplotlib,
@@ -25,7 +24,6 @@ from evenpack.studies.plotting import (
     write_title,
 )
 from evenpack.studies.runs.arms import arm_label, confidence_text, draw_runs, seeds_text
-from evenpack.studies.statistics.paired import Spread
 
 _ARM = Column("arm", "arm.name")
 _FINAL = Column("final", form=".2f")
@@ -72,7 +70,7 @@ def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[
             shown.append(_held_out(length, arms, reference, confidence))
     natural = [row for row in rows if row.arm.is_natural]
     if len(natural) > 1:
-        shown.append(wide_table_of(natural, _RECIPES, title="Recipes side by side, with atoms of one row (as table 3)"))
+        shown.append(table_of(natural, _RECIPES, title="Recipes side by side, with atoms of one row (as table 3)"))
     return shown
 
 
@@ -83,7 +81,7 @@ def by_length(rows: Sequence[ArmRow]) -> Iterator[tuple[int, list[ArmRow]]]:
 
 
 def _trained(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:
-    return wide_table_of(
+    return table_of(
         arms,
         [*_TRAINED, *_difference("last_tenth_difference", confidence), *_verdict("last_tenth", arms)],
         title=(
@@ -103,7 +101,7 @@ def _at_steps(length: int, arms: Sequence[ArmRow]) -> RenderableType:
 
 
 def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:
-    return wide_table_of(
+    return table_of(
         arms,
         [
             _ARM,
@@ -172,10 +170,7 @@ def plot_lengths(
 def _plot_length(
     finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, path: Path, origin: str
 ) -> None:
-    """Draws, by atom for each recipe, all of training, the last epoch, final perplexity and rank.
-
-    Below, all recipes.
-    """
+    """Draws all of training and the last epoch, by atom for each recipe; below, all recipes."""
     recipes: dict[str, list[ArmRow]] = {}
     for row in rows:
         recipes.setdefault(row.arm.recipe, []).append(row)
@@ -183,19 +178,15 @@ def _plot_length(
     natural = [row for row in rows if row.arm.is_natural]
     lines = len(by_atom) + 1
     section = study.chunking
-    with figure_as_png(path, width=19.0, height=_ROW_INCHES * lines) as figure:
-        grid = figure.add_gridspec(lines, 4, width_ratios=[1.25, 1.25, 0.8, 0.8])
+    with figure_as_png(path, width=12.0, height=_ROW_INCHES * lines) as figure:
+        grid = figure.add_gridspec(lines, 2)
         for line, (name, arms) in enumerate(by_atom.items()):
-            axes = [figure.add_subplot(grid[line, column]) for column in range(4)]
+            axes = [figure.add_subplot(grid[line, column]) for column in range(2)]
             _draw_curves(axes[0], finished, arms, section, last_epoch=False)
             _draw_curves(axes[1], finished, arms, section, last_epoch=True)
             write_title(axes[0], f"{name}: all of training")
             write_title(axes[1], f"{name}: last epoch")
-            _draw_bars(axes[2], arms, [row.last_tenth for row in arms], "perplexity, last 10 %")
-            _draw_bars(axes[3], arms, [row.rank_in_recipe for row in arms], "mean rank (1: lowest perplexity)")
-        left, right = grid[lines - 1, :].subgridspec(1, 2, width_ratios=[1.5, 1.0])
-        _draw_recipes(figure.add_subplot(left), finished, natural, section, beside_atoms=bool(by_atom))
-        _draw_held_out(figure.add_subplot(right), rows)
+        _draw_recipes(figure.add_subplot(grid[lines - 1, :]), finished, natural, section, beside_atoms=bool(by_atom))
         write_footer(figure, [origin, *_captions(rows, study)])
 
 
@@ -206,8 +197,6 @@ def _captions(rows: Sequence[ArmRow], study: ChunkingConfig) -> list[str]:
         f"exponential moving average, alpha {section.smoothing:g} on the {section.smoothing_weighs} value; mean over "
         "seeds, bands from least to greatest. Last 10 %: of the last epoch.",
     ]
-    if len({row.arm.recipe for row in rows}) < len(rows):
-        lines.append("Bars: mean over seeds ± standard deviation; rank: mean over 100 segments of the last epoch.")
     if any(row.arm.atom for row in rows) and not study.phases[study.last_phase].draws_rows_by_seed:
         lines.append("All seeds have one order of rows: the deviation over seeds leaves out what another one would do.")
     if any(row.arm.counts_padding for row in rows):
@@ -249,39 +238,6 @@ def _draw_recipes(
     axes.legend(frameon=False, fontsize=8.5)
     what = "Recipes side by side, atoms of one row" if beside_atoms else "Arms side by side"
     write_title(axes, f"{what}; dots: mean of the last 10 %")
-
-
-def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
-    found = [(row.arm, row.documents) for row in rows if row.documents is not None]
-    shown = [(arm, spread) for arm, spread in found if np.isfinite(spread.mean)]
-    write_title(axes, "Held-out documents alone")
-    if not shown:
-        axes.set_axis_off()
-        axes.text(0.0, 0.5, "not evaluated", color=INK)
-        return
-    places = np.arange(len(shown))
-    means = [spread.mean for _, spread in shown]
-    reach = [spread.deviation or 0.0 for _, spread in shown]
-    axes.errorbar(means, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
-    axes.scatter(means, places, c=INK, s=42, zorder=3)
-    axes.set_yticks(places, [arm_label(arm.name) for arm, _ in shown], fontsize=8.5)
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.set_xlabel("perplexity (mean over seeds ± standard deviation)")
-
-
-def _draw_bars(axes: Any, rows: Sequence[ArmRow], spreads: Sequence[Spread | None], label: str) -> None:
-    """Draws bars from zero, with the value above each, because 1, 2 and 4 MSL differ by little."""
-    places = np.arange(len(rows))
-    means = [np.nan if spread is None or not np.isfinite(spread.mean) else spread.mean for spread in spreads]
-    reach = [0.0 if spread is None else spread.deviation or 0.0 for spread in spreads]
-    errors = reach if any(reach) else None
-    colours = [_colour(row.arm) for row in rows]
-    bars = axes.bar(places, means, yerr=errors, color=colours, width=0.7, capsize=3, ecolor=INK)
-    axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize=8.5)
-    axes.set_xticks(places, [row.arm.atom_label.replace(" ", "\n") for row in rows], fontsize=8.5)
-    axes.set_ylabel(label)
-    axes.margins(y=0.12)
 
 
 def _lines(

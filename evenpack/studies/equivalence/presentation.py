@@ -125,7 +125,6 @@ _PANEL_INCHES = 5.6
 def plot_equivalence(
     curves: CurvesOfArms,
     comparison: Comparison,
-    tasks: Sequence[TaskComparison],
     study: EquivalenceConfig,
     path: Path,
     *,
@@ -134,7 +133,7 @@ def plot_equivalence(
     """Draws the measure against samples, and the differences with the margin.
 
     An arm has the same colour in all panels, and controls are dashed and named as such. Curves have a band over seeds.
-    Panels for each fine-tuned task follow, with its differences. `origin`: data, commits and devices of the runs.
+    `origin`: data, commits and devices of the runs.
 
     Raises: ConfigError without matplotlib.
     """
@@ -144,14 +143,10 @@ def plot_equivalence(
     styles = {arm: line_style(index) for index, arm in enumerate(curves)}
     for arm in [*curves][: len(COLOURS)]:  # from there on others are dashed too
         styles[arm] |= {"linestyle": (0, (5, 2))} if arm in section.controls else {}
-    width = _PANEL_INCHES * (2 + len(tasks))
-    with figure_as_png(path, width=width, height=height) as figure:
-        ratios = [1.0, 1.1, *[1.1] * len(tasks)]
-        axes = list(figure.subplots(1, len(ratios), width_ratios=ratios))
+    with figure_as_png(path, width=2 * _PANEL_INCHES, height=height) as figure:
+        axes = figure.subplots(1, 2, width_ratios=[1.0, 1.1])
         _draw_curves(axes[0], curves, comparison, section, styles)
         _draw_verdicts(axes[1], compared, section, styles)
-        for task, beside in zip(tasks, axes[2:], strict=True):
-            _draw_task(beside, task, section)
         handles, arms = axes[0].get_legend_handles_labels()
         figure.legend(handles, arms, loc="outside upper left", ncols=3, frameon=False)
         write_footer(figure, [origin, _caption(curves, comparison, study)])
@@ -214,17 +209,6 @@ def _draw_verdicts(
     axes.set_xlabel(f"{section.measure} minus {section.reference}'s{unit}; grey: margin ± {section.margin:g}")
     held = [row.arm for row in rows if row.verdict in {"equivalent", "no verdict"}]
     write_title(axes, f"{len(held)} of {len(rows)} arms within the margin of {section.reference}")
-
-
-def _draw_task(axes: Any, task: TaskComparison, section: EquivalenceSection) -> None:
-    marks: list[_Mark] = [
-        (_name(arm.arm, section), arm.difference, COLOURS[0], f"{arm.median:.3f}")
-        for arm in task.arms
-        if arm.difference is not None
-    ]
-    _draw_differences(axes, marks)
-    axes.set_xlabel(f"{arm_label(task.metric)} minus {section.reference}'s")
-    write_title(axes, f"Fine-tuned for {task.task}")
 
 
 _Mark = tuple[str, PairedDifference, str, str]

@@ -54,7 +54,7 @@ class EquivalenceStudy(TrainedStudy[EquivalenceConfig]):
         comparison, tasks = compare(curves, section), self._compare_tasks(ended)
 
         def draw(path: Path, origin: str) -> list[Path]:
-            plot_equivalence(curves, comparison, tasks, self.study, path, origin=origin)
+            plot_equivalence(curves, comparison, self.study, path, origin=origin)
             return [path]
 
         return Findings(

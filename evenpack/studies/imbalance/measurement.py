@@ -1,13 +1,11 @@
 """A run that was measured while it trained: the steady steps of its log, and its speed-up over a measured baseline.
 
-A log has one of three formats; what is not a steady step is cut and reported:
+A log has one of two formats; what is not a steady step is cut and reported:
 
 metrics   evenpack's metrics.jsonl: `sequences` / `step_seconds` of each record, with the ranks and how long they waited
 seq/s     lines of MLPerf's BERT logs: {..., 'seq/s': 381.2, 'global_steps': 75, ...}, with any prefix
-csv       a column of sequences/s, or one of seconds and one of sequences
 """
 
-import csv
 import math
 import re
 import statistics
@@ -31,9 +29,6 @@ from evenpack.shipped import names_run_file
 from evenpack.studies.imbalance.step_cost import StepCost
 from evenpack.studies.statistics.paired import Interval
 from evenpack.studies.statistics.resampling import ROUNDS, interval, resampled
-
-_CSV_COLUMNS = (("seq/s",), ("sequences", "step_seconds"))
-"""Columns of a CSV that give rates, the first choice first: a rate, or what is divided by what."""
 
 _SEQ_PER_S = re.compile(r"""['"]seq/s['"]\s*:\s*([^,}\s]+)""")
 _GLOBAL_STEPS = re.compile(r"""['"]global_steps['"]\s*:\s*(\d+)""")
@@ -81,14 +76,13 @@ def read_steps(path: Path) -> LoggedSteps:
     """
     with explained(path, DataError, missing=True):
         lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    for reader in (_read_metrics, _read_seq_per_s, _read_csv):
+    for reader in (_read_metrics, _read_seq_per_s):
         found = reader(path, lines)
         if found.steps:
             return found
     raise DataError(
-        f"{path}: no line with a rate. Expected records with 'sequences' and 'step_seconds' (metrics.jsonl), lines "
-        "with 'seq/s': NUMBER (MLPerf logs; written with log_freq above 0, means between evaluations are not enough), "
-        "or a CSV with a column seq/s, or with sequences and step_seconds"
+        f"{path}: no line with a rate. Expected records with 'sequences' and 'step_seconds' (metrics.jsonl), or lines "
+        "with 'seq/s': NUMBER (MLPerf logs; written with log_freq above 0, means between evaluations are not enough)"
     )
 
 
@@ -170,21 +164,6 @@ def _only_number(pattern: re.Pattern[str], lines: list[str]) -> int | None:
     """Returns the number that a log writes in this place; None if it writes none, or several."""
     found = {int(number) for line in lines for number in pattern.findall(line)}
     return found.pop() if len(found) == 1 else None
-
-
-def _read_csv(path: Path, lines: list[str]) -> LoggedSteps:
-    start = next((place for place, line in enumerate(lines) if line.strip()), 0)
-    delimiter = max(",;\t", key="".join(lines[start : start + 1]).count)
-    rows = csv.DictReader(lines[start:], delimiter=delimiter, skipinitialspace=True)
-    used = next((choice for choice in _CSV_COLUMNS if set(choice) <= set(rows.fieldnames or ())), None)
-    if used is None:
-        return LoggedSteps(format="CSV", steps=())
-    steps = []
-    for row in rows:
-        line = start + rows.line_num
-        amount, *seconds = (_number(row[name], path, line, name) for name in used)
-        steps.append(LoggedStep(rate=amount / seconds[0] if seconds else amount))
-    return LoggedSteps(format=f"CSV: {' / '.join(used)}", steps=tuple(steps))
 
 
 def _number(value: object, path: Path, number: int, name: str) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.console import WideTable, pairs, percent, table
+from evenpack.console import pairs, percent, table
 from evenpack.studies.columns import Cells, Column, cells, cells_across, cells_by_column
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
@@ -76,8 +76,7 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
     shown: list[RenderableType] = [] if study.replay is None else _replay_tables(study.replay)
     shown += [_setting_table(study), _speed_up_table(study)]
     shown += [
-        WideTable(rows=_scheme_rows(study.simulation, SCHEMES, column), title=column.heading)
-        for column in _OF_EACH_SCHEME
+        table(_scheme_rows(study.simulation, SCHEMES, column), title=column.heading) for column in _OF_EACH_SCHEME
     ]
     if study.reference is not None:
         shown += _reference_tables(study.reference)
@@ -134,9 +133,7 @@ def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
         name = f"estimated from {study.measured.run.label}, mean step"
         rows.append({"": name, **logged, "95 %, widest": f"± {width:.2f}, all laws"})
     simulated = "ESTIMATED" if study.simulation.cost.estimated else "simulated"
-    return WideTable(
-        rows=rows, title=f"Speed-up over padding by arrival (sequences/s of a long run), {simulated}, by devices"
-    )
+    return table(rows, title=f"Speed-up over padding by arrival (sequences/s of a long run), {simulated}, by devices")
 
 
 def _replay_tables(replay: Replay) -> list[RenderableType]:
@@ -155,8 +152,8 @@ def _replay_tables(replay: Replay) -> list[RenderableType]:
     waits = _scheme_rows(replay, replay.schemes, _WAIT_SHARE)
     return [
         facts,
-        WideTable(rows=speed_ups, title="Speed-up over padding by arrival (95 %), REPLAYED, by devices"),
-        WideTable(rows=waits, title=f"{_WAIT_SHARE.heading}, REPLAYED"),
+        table(speed_ups, title="Speed-up over padding by arrival (95 %), REPLAYED, by devices"),
+        table(waits, title=f"{_WAIT_SHARE.heading}, REPLAYED"),
     ]
 
 
@@ -181,7 +178,7 @@ def _reference_tables(reference: PublishedCurve) -> list[RenderableType]:
         },
         title=f"{PUBLISHED_NAME}, inferred from 8 devices: un-padding by arrival (PackedBERT, section E)",
     )
-    return [facts, WideTable(rows=rows, title="By the law of")]
+    return [facts, table(rows, title="By the law of")]
 
 
 def _measured_tables(measured: MeasuredComparison) -> list[RenderableType]:
@@ -221,7 +218,7 @@ def _by_method(rows: Sequence[ForecastRow], best: str, measured: MeasuredCompari
     limits = cells_by_column(rows, _LIMITS, heading=_DEVICE_COUNT)
     is_speed_up = measured is not None and measured.is_over_padding
     what = "speed-up" if is_speed_up else "rate per device, relative to the log's,"
-    return WideTable(rows=[*lines.values(), *limits], title=f"Estimated from measured steps: {what} by each method")
+    return table([*lines.values(), *limits], title=f"Estimated from measured steps: {what} by each method")
 
 
 def _regime_tables(forecast: RegimeForecast, measured: MeasuredComparison | None) -> list[RenderableType]:
@@ -231,7 +228,6 @@ def _regime_tables(forecast: RegimeForecast, measured: MeasuredComparison | None
     lost = sum(regime.hiccup_seconds for regime in regimes) / len(regimes)
     normal_wins = sum(regime.gumbel_excess_aic > 0 for regime in regimes)
     length = "where the level changes" if forecast.regime_steps is None else f"every {forecast.regime_steps:,} steps"
-    fitting = "" if forecast.fitting_steps is None else f"; the changes found fit {forecast.fitting_steps:,} steps"
     in_run = forecast.share_between_in_run
     between: dict[str, str] = {}
     resampled = "blocks of its steps resampled"
@@ -250,7 +246,7 @@ def _regime_tables(forecast: RegimeForecast, measured: MeasuredComparison | None
         }
     facts = pairs(
         {
-            "regimes": f"{len(regimes)} of {counted(forecast.runs, 'run')}, {length}{fitting}",
+            "regimes": f"{len(regimes)} of {counted(forecast.runs, 'run')}, {length}",
             "steps used": f"{steps:,}; {left_out[0]:,} hiccups, which cost {percent(lost)} of the time, and "
             f"{left_out[1]:,} short steps left out: 5 spreads from their regime's median",
             "deviation within": f"{forecast.within:.4f} of the mean rate; correlation of neighbouring steps "

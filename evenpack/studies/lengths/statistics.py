@@ -26,15 +26,6 @@ class LengthStatistics:
     """Slots of padded training over real tokens: the speed-up of packing without any padding."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LengthRange:
-    """A bar of a histogram."""
-
-    shortest: int
-    longest: int
-    sequences: int
-
-
 def length_statistics(histogram: LengthHistogram, *, pack_length: int) -> LengthStatistics:
     """Describes a histogram; `pack_length` is the width of padded rows."""
     cumulated = np.cumsum(histogram.counts)
@@ -55,20 +46,6 @@ def length_statistics(histogram: LengthHistogram, *, pack_length: int) -> Length
         longest=histogram.longest,
         padding_share=1 - histogram.tokens / slots,
         speed_up_limit=slots / histogram.tokens,
-    )
-
-
-def length_ranges(histogram: LengthHistogram, *, bars: int = 16) -> tuple[LengthRange, ...]:
-    """Returns the histogram in at most `bars` ranges of equal width, empty ones included."""
-    width = -(-histogram.longest // bars)
-    counts = histogram.counts[: histogram.longest]
-    return tuple(
-        LengthRange(
-            shortest=start + 1,
-            longest=min(start + width, histogram.longest),
-            sequences=int(counts[start : start + width].sum()),
-        )
-        for start in range(0, histogram.longest, width)
     )
 
 

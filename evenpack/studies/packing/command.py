@@ -80,7 +80,7 @@ class PackingCommand:
         from evenpack.studies.lengths.statistics import length_statistics
         from evenpack.studies.packing.presentation import (
             distance_table,
-            lengths_shown,
+            lengths_table,
             packing_table,
             plot_packing,
             sorted_batches_table,
@@ -122,7 +122,7 @@ class PackingCommand:
         sweep = None if self._narrowed else sweep_lengths(subject, rows, pack_lengths)
         shown: list[Any] = [
             *map(console.text, subject.long_sentences()),
-            *([] if sweep is None else lengths_shown(subject)),
+            *([] if sweep is None else [lengths_table(subject)]),
             packing_table(rows),
             *([sorted_batches_table(batches)] if batches else []),
             *([] if sweep is None else sweep_shown(sweep)),
@@ -148,8 +148,6 @@ class PackingCommand:
                 footer.append(f"A random sample of {self.sample:,} of {subject.histogram.sequences:,} sequences.")
             if against is not None:
                 footer.append(against.footer)
-            if sweep is not None:
-                footer.append(f"Recommended by what auto fills without a limit: {sweep.recommended.reason}.")
-            plot_packing(subject.origin, histogram, rows, self.plot, footer=footer, against=against, sweep=sweep)
+            plot_packing(subject.origin, histogram, rows, self.plot, footer=footer, against=against)
             shown.append(console.text(f"Drew {self.plot}"))
         return Report(value=value, shown=shown)

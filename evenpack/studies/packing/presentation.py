@@ -1,6 +1,6 @@
 """Tables and figures of lengths, and of the efficiency of packs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from evenpack.console import pairs, percent, table, text
 from evenpack.data.packing import LengthHistogram
 from evenpack.studies.columns import Column, cells_across, table_of
-from evenpack.studies.lengths.statistics import HistogramDistance, length_ranges, length_statistics
+from evenpack.studies.lengths.statistics import HistogramDistance, length_statistics
 from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.packing.study import Against, PackingRow, PaddingRow, Recommendation, Sweep
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, line_style, write_footer, write_title
@@ -80,17 +80,10 @@ def sweep_shown(sweep: Sweep) -> list[RenderableType]:
     return [table(lines, title=title), recommendation_text(sweep.recommended)]
 
 
-def lengths_shown(subject: Subject) -> list[RenderableType]:
-    """Returns the statistics of a subject's lengths with the cost of padding, and their histogram."""
+def lengths_table(subject: Subject) -> Table:
+    """Returns the statistics of a subject's lengths with the cost of padding."""
     histogram, pack_length = subject.histogram, subject.pack_length
-    statistics, ranges = length_statistics(histogram, pack_length=pack_length), length_ranges(histogram)
-    most = max(bar.sequences for bar in ranges)
-    columns = (
-        Column("tokens", lambda bar: f"{bar.shortest:,} to {bar.longest:,}"),
-        Column("sequences"),
-        Column("share", lambda bar: bar.sequences / statistics.sequences, ".2%"),
-        Column("", lambda bar: "█" * round(_BAR_CELLS * bar.sequences / most)),
-    )
+    statistics = length_statistics(histogram, pack_length=pack_length)
     facts = {
         "sequences": statistics.sequences,
         "tokens": statistics.tokens,
@@ -100,7 +93,7 @@ def lengths_shown(subject: Subject) -> list[RenderableType]:
         f"padded to {pack_length:,}": f"{percent(statistics.padding_share)} of all slots would be padding; "
         f"packing can be up to {statistics.speed_up_limit:.2f} times as fast",
     }
-    return [pairs(facts, title=f"Lengths of {subject.origin}"), table_of(ranges, columns)]
+    return pairs(facts, title=f"Lengths of {subject.origin}")
 
 
 def distance_table(found: HistogramDistance) -> Table:
@@ -115,7 +108,6 @@ def distance_table(found: HistogramDistance) -> Table:
     )
 
 
-_BAR_CELLS = 40
 _MAX_BARS = 64
 _HEIGHT_INCHES = 4.2
 _LENGTHS_INCHES = 5.7
@@ -131,21 +123,18 @@ def plot_packing(
     *,
     footer: Sequence[str],
     against: Against | None = None,
-    sweep: Sweep | None = None,
 ) -> None:
     """Draws the lengths, with the lengths of `against` over them, and the efficiency by depth and algorithm.
 
-    With a `sweep` also by depth and pack length. `footer`: what the figure is of.
+    `footer`: what the figure is of.
 
     Raises: ConfigError without matplotlib.
     """
-    widths = [_LENGTHS_INCHES, *[_CURVES_INCHES] * (1 if sweep is None else 2)]
+    widths = [_LENGTHS_INCHES, _CURVES_INCHES]
     with figure_as_png(path, width=sum(widths), height=_HEIGHT_INCHES) as figure:
         panels = figure.subplots(1, len(widths), width_ratios=widths)
         _draw_lengths(panels[0], name, histogram, rows[0].pack_length, against)
         _draw_efficiencies(panels[1], rows)
-        if sweep is not None:
-            _draw_pack_lengths(panels[2], sweep)
         write_footer(figure, footer)
 
 
@@ -177,62 +166,26 @@ def percent_between(histogram: LengthHistogram, edges: np.ndarray) -> Float64[np
 
 
 def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
+    """Draws a line of (limit of depth, efficiency) for each algorithm, whose name is written at its end."""
     alone = [(row.depth_limit, 100 * row.efficiency) for row in rows if row.algorithm == "none"]
-    curves = {}
+    curves: dict[str, list[tuple[int | None, float]]] = {}
     for algorithm in dict.fromkeys(row.algorithm for row in rows if row.algorithm != "none"):
         points = [(row.depth_limit, 100 * row.efficiency) for row in rows if row.algorithm == algorithm]
         # A single depth is a point: a line from no packing would suggest depths that were not tried.
-        curves[_in_words(algorithm)] = [*alone, *points] if len(points) > 1 else points
-    _draw_curves(axes, curves or {"no packing": alone}, unit=" %", top=100.0)
-    axes.set_ylabel("packing efficiency (% of slots)")
-    write_title(axes, "Efficiency by depth")
-
-
-def _draw_pack_lengths(axes: Any, sweep: Sweep) -> None:
-    found, curves = sweep.recommended, {}
-    for length in dict.fromkeys(row.pack_length for row in sweep.rows):
-        points = [(row.depth_limit, 100 * row.efficiency) for row in sweep.rows if row.pack_length == length]
-        curves[_slots(length)] = points
-    fullest = {_slots(row.pack_length): 100 * row.efficiency for row in sweep.fullest}
-    no_limit = len({limit for points in curves.values() for limit, _ in points}) - 1
-    for index, name in enumerate(curves):
-        colour = COLOURS[index % len(COLOURS)]
-        axes.plot([no_limit], [fullest[name]], "D", color=colour, markerfacecolor="white", zorder=3, clip_on=False)
-    _draw_curves(axes, curves, unit=" %", top=100.0, bold=_slots(found.pack_length))
-    axes.set_ylabel(f"efficiency (% of slots, {_in_words(sweep.algorithm)}; diamonds: auto)")
-    full = fullest[_slots(found.pack_length)]
-    write_title(axes, f"Recommended: {_slots(found.pack_length)}, {full:.2f} % full by auto")
-
-
-def _draw_curves(
-    axes: Any,
-    curves: Mapping[str, Sequence[tuple[int | None, float]]],
-    *,
-    unit: str = "",
-    top: float | None = None,
-    bold: str | None = None,
-) -> None:
-    """Draws a line of (limit of depth, value) for each name, which is written at its end; `top`: of the axes."""
-    limits = {limit for points in curves.values() for limit, _ in points}
+        curves[algorithm.replace("_", " ")] = [*alone, *points] if len(points) > 1 else points
+    limits = {row.depth_limit for row in rows}
     ordered = [*sorted(limit for limit in limits if limit is not None), *([None] if None in limits else [])]
     places = {limit: index for index, limit in enumerate(ordered)}
-    for index, (name, points) in enumerate(curves.items()):
+    for index, (name, points) in enumerate((curves or {"no packing": alone}).items()):
         steps, values = [places[limit] for limit, _ in points], [value for _, value in points]
         where = "" if steps[-1] == len(ordered) - 1 else f" at depth {ordered[steps[-1]]}"
-        style = {**line_style(index), "label": f"{name} {values[-1]:.2f}{unit}{where}"}
-        # Lines below stay visible.
-        width = max(1.4, 2.9 - 0.5 * index) if bold is None else 3.2 if name == bold else 1.4
+        style = {**line_style(index), "label": f"{name} {values[-1]:.2f} %{where}"}
+        width = max(1.4, 2.9 - 0.5 * index)  # lines below stay visible
         axes.plot(steps, values, **style, linewidth=width, marker="o", markersize=2 * width, clip_on=False)
     axes.set_xticks(range(len(ordered)), ["no limit" if limit is None else str(limit) for limit in ordered])
     axes.set_xlabel("most sequences a pack may hold")
+    axes.set_ylabel("packing efficiency (% of slots)")
     axes.set_xlim(-0.3, len(ordered) - 0.7)
-    axes.set_ylim(top=top)
+    axes.set_ylim(top=100.0)
     label_ends(axes)
-
-
-def _slots(pack_length: int) -> str:
-    return f"{pack_length:,} slots"
-
-
-def _in_words(algorithm: str) -> str:
-    return algorithm.replace("_", " ")
+    write_title(axes, "Efficiency by depth")

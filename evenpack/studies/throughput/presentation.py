@@ -11,9 +11,9 @@ from evenpack import console
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.progress import format_rate
 from evenpack.studies.columns import Column, cells_by_column, table_of
-from evenpack.studies.plotting import COLOURS, INK, draw_series, figure_as_png, write_footer, write_title
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
 from evenpack.studies.provenance import provenance_line
-from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
+from evenpack.studies.throughput.study import LayoutRow, ThroughputStudy
 
 _SECONDS = (
     Column("step, s (middle half)", "step_seconds", ".4g"),
@@ -136,17 +136,14 @@ _BAR_INCHES = 1.2
 
 
 def plot_throughput(study: ThroughputStudy, path: Path) -> None:
-    """Draws the phases of a step in each layout, sequences/s, and, if measured, speed-ups by packing depth.
+    """Draws the phases of a step in each layout, and sequences/s.
 
     Raises: ConfigError without matplotlib.
     """
-    widths = [max(_PANEL_INCHES, _BAR_INCHES * len(study.layouts))] * 2 + [_PANEL_INCHES] * bool(study.depths)
-    with figure_as_png(path, width=sum(widths), height=4.6) as figure:
-        axes = figure.subplots(1, len(widths), width_ratios=widths)
+    with figure_as_png(path, width=2 * max(_PANEL_INCHES, _BAR_INCHES * len(study.layouts)), height=4.6) as figure:
+        axes = figure.subplots(1, 2)
         _draw_phases(axes[0], study.layouts)
         _draw_rates(axes[1], study.layouts)
-        if study.depths:
-            _draw_depths(axes[2], study.depths)
         write_footer(figure, _footer(study))
 
 
@@ -186,27 +183,6 @@ def _draw_rates(axes: Any, rows: Sequence[LayoutRow]) -> None:
     axes.bar_label(bars, fmt=format_rate, label_type="center", color="white", fontweight="bold")
     axes.set_ylabel("sequences/s")
     write_title(axes, "Throughput of the layouts")
-
-
-def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
-    place = Column("most sequences a pack may hold", rows.index)
-    quartiles = {end: Column(end, f"realised_speed_up.quartile_{end}") for end in "13"}
-    lines: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("packing factor (computed)", "packing_factor", {"color": "#9aa5b1", "linestyle": ":"}),
-        ("predicted: factor / (1 + overhead)", "predicted_speed_up", {"color": COLOURS[1], "linestyle": "--"}),
-        (
-            "realised (measured)",
-            "realised_speed_up.median",
-            {"color": COLOURS[0], "low": quartiles["1"], "high": quartiles["3"], "capsize": 4},
-        ),
-    )
-    for label, value, style in lines:
-        height = Column("speed-up over padding", value)
-        draw_series(axes, rows, x=place, y=height, label=label, marker="o", markersize=5, linewidth=2.0, **style)
-    axes.set_xticks(range(len(rows)), ["max" if row.depth is None else str(row.depth) for row in rows])
-    axes.set_ylim(bottom=0.0)
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
-    write_title(axes, "Speed-up by packing depth")
 
 
 def _in_lines(layout: str) -> str:

@@ -13,7 +13,6 @@ from prepared_files import StopAfter, StoppedError, save_tokenizer, two_sources,
 from evenpack.data.checksums import checksum_of_json
 from evenpack.data.config import DataConfig
 from evenpack.data.manifest import MANIFEST, Manifest
-from evenpack.data.order.pack_stream import DrawnPacks
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.errors import DataError, NotPreparedError
@@ -73,9 +72,6 @@ def test_an_order_by_length_has_the_same_packs_from_short_to_long(
         first_epoch = drawn.sequence_ids[: drawn.offsets[plan.packs]]
         np.testing.assert_array_equal(np.sort(first_epoch), np.arange(plan.sequences))
         packs_of[config.order] = sorted(map(tuple, np.split(drawn.lengths, drawn.offsets[1:-1])))
-        np.testing.assert_array_equal(
-            plan.find(drawn.sequence_ids[:9], drawn.lengths[:9], 0)[1], drawn_slots(drawn)[:9]
-        )
         of_validation = prepared.plan("wiki", "validation", seed=1)
         assert (np.diff(of_validation.draw(np.arange(of_validation.packs)).lengths) < 0).any()
     epochs = np.split(longest["by_length"], 2)
@@ -84,11 +80,6 @@ def test_an_order_by_length_has_the_same_packs_from_short_to_long(
     assert packs_of["by_length"] == packs_of["shuffled"]
     prints = {PreparedData.open(finished, config).fingerprint(1) for config in (shuffled, by_length)}
     assert len(prints) == 2
-
-
-def drawn_slots(drawn: DrawnPacks) -> np.ndarray:
-    """Returns the slots of each sequence within its pack."""
-    return np.arange(len(drawn.lengths)) - np.repeat(drawn.offsets[:-1], np.diff(drawn.offsets))
 
 
 def test_the_summary_has_a_row_for_each_source_and_split(corpus: Path, finished: Path) -> None:

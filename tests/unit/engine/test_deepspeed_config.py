@@ -4,19 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_files
 from hypothesis import given
 from hypothesis import strategies as st
+from run_files import run_values
 
-from evenpack import testing
 from evenpack.data.order.step_shape import micro_batch_choices
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.errors import ConfigError
-from evenpack.testing import run_values
 
 
 def run_config(*, deepspeed: dict[str, Any] | None = None, **training: Any) -> RunConfig:
-    return testing.run_config(
+    return run_files.run_config(
         run_values("gpt2", Path("nowhere"), training={"packs_per_step": 24, **training}, deepspeed=deepspeed or {})
     )
 
@@ -109,7 +109,7 @@ def test_nothing_is_offloaded_at_zero_0_by_any_optimizer(kind: str, key: str):
     values = run_values("gpt2", Path("nowhere"), optimizer={"kind": kind, "learning_rate": 1e-3}, deepspeed=deepspeed)
     found = rf"'zero_optimization\.{key}' at deepspeed\.zero_stage=0, .* optimizer\.kind {kind}: leave it out"
     with pytest.raises(ConfigError, match=found):
-        deepspeed_config(testing.run_config(values), 1)
+        deepspeed_config(run_files.run_config(values), 1)
 
 
 def test_a_single_value_in_place_of_a_section_is_refused():

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import run_files
 import torch
 import torch.nn.functional as F
+from run_files import run_values
 from scored_tokens import next_token_logits
 from sources import ListView
 from torch import Tensor, nn
 
-from evenpack import testing
 from evenpack.batch import PackedBatch, SlotTargets
 from evenpack.data.batches.objectives import rounded_size
 from evenpack.data.order.plan import PackPlan
@@ -37,7 +38,6 @@ from evenpack.losses import StepCounts
 from evenpack.models.common.loss_sums import LossOutput, LossOutputs
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
-from evenpack.testing import run_values
 
 PACK_LENGTH = 32
 VOCABULARY = 4096
@@ -83,7 +83,7 @@ def run_config(**training: Any) -> RunConfig:
     }
     step = {"packs_per_step": 4, "packs_per_micro_batch": 4, "steps": 1}
     values = run_values("gpt2", Path("nowhere"), data=data, training={**step, **training})
-    return testing.run_config(values)
+    return run_files.run_config(values)
 
 
 LENGTHS = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_files import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.selection import PackedSource, order_hash
@@ -18,7 +19,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
-from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 FORMS = ((16, 16), (32, 16), (32, 32), (64, 32), (96, 64))
 """Lengths of packs and of sequences; 96 is no multiple of 64."""
@@ -138,17 +138,6 @@ def test_each_token_comes_once_an_epoch_but_for_what_is_left_out(base: RunConfig
         *whole, last = [trained + left for trained, left in zip(epochs, left_out, strict=True)] or [Counter()]
         assert whole == [source] * len(whole)
         assert last <= source
-    for index, source in enumerate(run.parts[-1].prepared.training_sources(seed=base.run.seed, batching=batching)):
-        positions = np.arange(run.order.drawn_before(index, STEPS))
-        packs = source.plan.draw(positions)
-        of_sequence = np.repeat(positions, np.diff(packs.offsets))
-        for epoch in range(len(found[index])):
-            own = source.plan.epochs(of_sequence) == epoch
-            places, slots = source.plan.find(packs.sequence_ids[own], packs.lengths[own], epoch)
-            assert places.tolist() == of_sequence[own].tolist()
-            assert (packs.offsets[places] + slots).tolist() == np.flatnonzero(own).tolist()
-            others, _ = source.plan.find(packs.sequence_ids[~own], packs.lengths[~own], epoch)
-            assert not set(others.tolist()) & (set(positions.tolist()) - set(places.tolist()))
     where = open_where(run.config)
     assert [where.step(step).order_hash for step in (1, STEPS)] == [hash_of(run, step) for step in (1, STEPS)]
 

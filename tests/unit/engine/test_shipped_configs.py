@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from run_files import prepared
 
 from evenpack.config import load_run_file
 from evenpack.data.sequences.masking import masked_count
@@ -14,7 +15,6 @@ from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.errors import ConfigError
 from evenpack.launcher.planning import plan_training
 from evenpack.models.cost import parameter_count
-from evenpack.testing import prepared
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GPUS = 8

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pair_sources import pair_run
 from prepared_files import sentences
+from run_files import changed, prepared, run_config, run_values, text_sources
 
 from evenpack.data.keys import derive_key, hash64
 from evenpack.data.prepare.prepare import prepare
@@ -18,7 +19,6 @@ from evenpack.data.where import DocumentVisits, StepContent, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.where import differs_from_trained, open_where
 from evenpack.errors import ConfigError, NotPreparedError
-from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 STEPS = 24
 
@@ -249,5 +249,4 @@ def test_pairs_that_came_finished_are_their_own_documents(pairs: RunConfig):
     assert found.documents.tolist() == [3, 0]
     assert found.starts.tolist() == [0, 0]
     assert found.tokens.tolist() == view.lengths()[[3, 0]].tolist()
-    assert finished.sequences_of(3).tolist() == [3]
     assert finished.document_file.documents == view.count

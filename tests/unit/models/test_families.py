@@ -4,135 +4,28 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import evenpack
 from evenpack.errors import ConfigError
-from evenpack.models import huggingface
-from evenpack.models.families import (
-    ENTRY_POINTS,
-    ModelFamily,
-    config_of,
-    family_of,
-    find_family,
-    known_families,
-    load_family,
-    register,
-)
+from evenpack.models.families import config_of, family_of, find_family, known_families
 
 PACKAGE = Path(evenpack.__file__).parent
 TOKENIZERS = (PACKAGE / "data" / "config.py", PACKAGE / "data" / "prepare", PACKAGE / "data" / "tokenizers")
 """Kinds of tokenizers are not model families."""
 
 
-def entry(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name=name, value=value, group=ENTRY_POINTS)
-
-
 @pytest.mark.parametrize("name", known_families())
-def test_each_family_that_comes_with_evenpack_is_whole(name: str) -> None:
+def test_each_family_is_whole(name: str) -> None:
     family = find_family(name)
+    assert family.name == name
     section = config_of(name).model_validate({"kind": name})
     assert family_of(section) is family
     assert set(family.recipes) <= {"documents", "concat", "padding", "sentence_pairs", "masked_pairs"}
     assert family.load_model().__name__
     assert family.huggingface is None or family.load_huggingface().model_type
-
-
-def test_a_family_that_is_registered_twice_is_refused() -> None:
-    entries = [entry("mine", "one:FAMILY"), entry("other", "three:FAMILY"), entry("mine", "two:FAMILY")]
-    assert list(register(entries[:2])) == ["mine", "other"]
-    with pytest.raises(ConfigError, match=r"'mine' is registered twice: as one:FAMILY of evenpack and as two:FAMILY"):
-        register(entries)
-
-
-def test_two_families_that_read_the_same_checkpoints_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    monkeypatch.setattr(huggingface, "known_families", lambda: ("bert", "gpt2", "mine"))
-    monkeypatch.setattr(huggingface, "find_family", lambda name: find_family("gpt2" if name == "mine" else name))
-    with pytest.raises(ConfigError, match=r"families gpt2, mine all read model_type 'gpt2', and one must"):
-        huggingface.from_huggingface(tmp_path)
-
-
-@pytest.mark.parametrize("part", [field.name for field in fields(ModelFamily)])
-def test_a_family_that_lacks_a_part_is_refused(
-    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    module = f"lacking_{part}"
-    text = (
-        "from dataclasses import fields\n"
-        "from evenpack.models.families import ModelFamily, find_family\n"
-        "whole = {field.name: getattr(find_family('gpt2'), field.name) for field in fields(ModelFamily)}\n"
-        f"FAMILY = ModelFamily(**{{name: value for name, value in whole.items() if name != '{part}'}})\n"
-    )
-    (tmp_path / f"{module}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    request.addfinalizer(lambda: sys.modules.pop(module, None))
-    with pytest.raises(ConfigError, match=f"'gpt2' .* cannot be loaded: .*'{part}'"):
-        load_family(entry("gpt2", f"{module}:FAMILY"))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("recipes=()", "model family 'gpt2' lacks recipes"),
-        ("objective=None, model=''", "model family 'gpt2' lacks objective, model"),
-        ("config=dict", "a model family's config must be a TransformerConfig, found <class 'dict'>"),
-        (
-            "config=TransformerConfig",
-            "a model family's config must have its name as kind: TransformerConfig.kind must be Literal['NAME'], found",
-        ),
-        ("objective='next_token'", "model family 'gpt2' has no known objective; did you mean 'next_tokens'?"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(change: str, message: str) -> None:
-    """This runs in a process without type checks, like another package."""
-    script = (
-        "from dataclasses import replace\n"
-        "from evenpack.errors import ConfigError\n"
-        "from evenpack.models.common.section import TransformerConfig\n"
-        "from evenpack.models.families import find_family\n"
-        f"try: replace(find_family('gpt2'), {change})\n"
-        "except ConfigError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("evenpack.models.gpt2.config:NONE", "cannot be loaded: .*NONE"),
-        ("evenpack.models.no_such_family.config:MINE", "cannot be loaded: No module named"),
-        ("evenpack.models.gpt2.config:GPT2", "calls itself 'gpt2': give both the same name"),
-        ("evenpack.models.gpt2.config:Gpt2Config", "must be a ModelFamily"),
-    ],
-)
-def test_an_entry_point_that_names_no_such_family_is_refused(value: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'mine' \({value} of evenpack\) {message}"):
-        load_family(entry("mine", value))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("raise RuntimeError('no toolkit')", "RuntimeError: no toolkit"),
-        ("x = = 1", "SyntaxError: invalid syntax"),
-    ],
-)
-def test_a_family_whose_module_cannot_be_imported_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    (tmp_path / "broken_family.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=rf"'mine' \(broken_family:MINE .*\) cannot be loaded: {message}"):
-        load_family(entry("mine", "broken_family:MINE"))
 
 
 def test_an_unknown_family_is_reported_with_the_known_ones() -> None:

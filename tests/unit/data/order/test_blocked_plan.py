@@ -61,10 +61,6 @@ def test_an_epoch_holds_every_sequence_once_block_by_block_and_finds_it_again(
     assert np.diff(drawn.offsets).max() == plan.max_sequences_per_pack
     visited = np.searchsorted(bounds, drawn.sequence_ids, side="right")
     assert np.count_nonzero(np.diff(visited)) == len(bounds) - 2, "a block is left once and not come back to"
-    positions, slots = plan.find(drawn.sequence_ids, drawn.lengths, epoch)
-    packs = np.repeat(np.arange(plan.packs), np.diff(drawn.offsets))
-    np.testing.assert_array_equal(positions, epoch * plan.packs + packs)
-    np.testing.assert_array_equal(slots, np.arange(len(array)) - drawn.offsets[packs])
 
 
 def test_any_positions_of_any_epochs_are_drawn_as_one_by_one() -> None:
@@ -113,10 +109,6 @@ def test_wrong_positions_and_ids_are_refused() -> None:
     assert isinstance(plan, PackStream)
     with pytest.raises(ValueError, match="stream positions start at 0, found -1"):
         plan.draw(np.array([3, -1]))
-    with pytest.raises(DataError, match="sequence ids 100 to 100 asked for, this plan has 100"):
-        plan.find(np.array([100]), np.array([1]), 0)
-    with pytest.raises(DataError, match="sequence id 43 is not a sequence of length 25"):
-        plan.find(np.array([43]), np.array([PACK_LENGTH + 1]), 0)
     with pytest.raises(DataError, match="holds 3 sequence ids, but the blocks place 100"):
         BlockedPlan(plan.blocks, np.arange(3), key=1, shuffles_blocks=True)
 

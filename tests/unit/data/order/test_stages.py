@@ -4,7 +4,6 @@ from collections import Counter
 from itertools import accumulate, pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +43,7 @@ def drawn(order: StagedOrder, steps: int) -> list[tuple[int, int, int, int]]:
 
 @given(stages=staged())
 @settings(max_examples=150, deadline=None)
-def test_each_source_is_read_as_one_stream_and_every_place_leads_back(stages: Drawn):
+def test_each_source_is_read_as_one_stream(stages: Drawn):
     order = StagedOrder(stages_of(stages))
     found = drawn(order, STEPS)
     assert [order.items_before(step + 1) - order.items_before(step) for step in range(STEPS)] == [
@@ -53,7 +52,6 @@ def test_each_source_is_read_as_one_stream_and_every_place_leads_back(stages: Dr
     for source in range(len(stages[0][1])):
         own = [(step, index) for step, index, of, _ in found if of == source]
         assert [position for _, _, of, position in found if of == source] == list(range(len(own)))
-        assert order.places_of(source, np.arange(len(own))) == own
         for step in range(STEPS + 1):
             assert order.drawn_before(source, step) == sum(one < (step, 0) for one in own)
     if len(stages) > 1:
@@ -117,13 +115,6 @@ def test_one_stage_is_the_mixture_itself():
         for one, other in zip(order.draws(step), plain.draws(5 * step, 5 * step + 5), strict=True):
             np.testing.assert_array_equal(one, other)
     assert [float(share) for share in order.shares(7)] == [3 / 6, 1 / 6, 2 / 6]
-
-
-def test_a_place_that_no_step_draws_has_no_step():
-    retired = StagedOrder([stage(0, [1, 1], 4), stage(2, [1, 0], 4)])
-    assert retired.places_of(1, np.array([3])) == [(1, 3)]
-    with pytest.raises(ValueError, match="no step draws position 4 of source 1"):
-        retired.places_of(1, np.array([4]))
 
 
 @given(starts=st.sets(st.integers(1, 20), max_size=4), data=st.data())

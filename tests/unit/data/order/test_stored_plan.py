@@ -93,18 +93,6 @@ def test_each_epoch_takes_every_row_once_and_in_order(lengths: list[int]) -> Non
     assert np.diff(drawn.offsets).tolist() == [1] * (2 * len(lengths))
 
 
-def test_a_row_is_found_in_any_epoch() -> None:
-    plan = SequentialPlan(packing_of([8, 8, 3]))
-    positions, slots = plan.find(np.array([2, 0]), np.array([3, 8]), epoch=5)
-
-    assert plan.draw(positions).sequence_ids.tolist() == [2, 0]
-    assert slots.tolist() == [0, 0]
-    with pytest.raises(DataError, match="this plan has 3"):
-        plan.find(np.array([3]), np.array([8]), epoch=0)
-    with pytest.raises(DataError, match="row 2 is not of length 8"):
-        plan.find(np.array([0, 2]), np.array([8, 8]), epoch=0)
-
-
 @pytest.mark.parametrize("lengths", [[8, 5, 3], [8, 3, 3], [5, 5], [5, 3]])
 def test_sequences_that_are_no_rows_are_refused(lengths: list[int]) -> None:
     with pytest.raises(DataError, match="at most one that is shorter"):

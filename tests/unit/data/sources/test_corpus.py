@@ -140,7 +140,6 @@ def test_blank_lines_of_jsonl_are_passed_over_but_counted_in_errors(tmp_path: Pa
         ("[" * 100_000, "not a readable JSON line"),
         ('{"text": ' + "9" * 5000 + "}", "not a readable JSON line"),
         ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
-        ('{"text": "a", "more": {"id": 1}, "text": "b"}', "the key 'text' occurs twice"),
     ],
 )
 def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line: str, message: str) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import changed, run_config, run_values
 
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.testing import changed, run_config, run_values
 
 Entries = list[Any]
 

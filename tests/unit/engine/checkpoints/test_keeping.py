@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import run_config, run_values
 from test_checkpoint_files import FileEngine, names, train_state
 
 from evenpack.engine.checkpoints.files import Checkpoint
@@ -13,7 +14,6 @@ from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.testing import run_config, run_values
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 

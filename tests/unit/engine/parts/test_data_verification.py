@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_files import prepared
 from tiny_run import tiny_gpt2_run
 
 from evenpack.config import validate
@@ -33,7 +34,6 @@ from evenpack.launcher.processes.identities import RankPlace
 from evenpack.launcher.processes.ranks import RankFolder, RankStatus
 from evenpack.launcher.trained import evaluate_run
 from evenpack.studies.plan.options import PlanOptions
-from evenpack.testing import prepared
 
 
 @pytest.fixture

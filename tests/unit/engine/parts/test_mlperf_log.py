@@ -1,16 +1,22 @@
 """The blocks of a log for MLPerf, and its end."""
 
+import json
 import logging
 import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from loop_steps import start_of, step_of
 
 from evenpack.engine.evaluate import SourceEvaluation
-from evenpack.engine.parts.mlperf_log import MlperfLog, mlperf_logger, parse_events
+from evenpack.engine.parts.mlperf_log import MlperfLog, mlperf_logger
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line.split(":::MLLOG ", 1)[1]) for line in path.read_text().splitlines()]
 
 
 def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_it(
@@ -36,7 +42,7 @@ def test_the_clock_stops_with_the_last_step_and_not_with_the_verification_after_
             hook(step)
         monkeypatch.setattr(time, "time", lambda: 1300.0)
         log.saving(step)
-    events = {one["key"]: one for one in parse_events(path, path.read_text().splitlines())}
+    events = {one["key"]: one for one in _events(path)}
     assert events["run_stop"]["time_ms"] == 1_234_567
     assert events["run_stop"]["metadata"]["status"] == "success"
     assert (events["train_samples"]["value"], events["eval_samples"]["value"]) == (30, 7)
@@ -53,6 +59,6 @@ def test_a_block_whose_steps_are_all_skipped_has_neither_a_start_nor_an_end(tmp_
             step = step_of(number, is_left_out=False, evaluations=None, _samples_before=0, **values)
             for hook in (log.after_step, log.evaluating, log.evaluated):
                 hook(step)
-    keys = [event["key"] for event in parse_events(path, path.read_text().splitlines())]
+    keys = [event["key"] for event in _events(path)]
     evaluation = ["eval_start", "eval_stop"]
     assert keys == ["block_stop", *evaluation, *evaluation, "block_start", "block_stop", *evaluation]

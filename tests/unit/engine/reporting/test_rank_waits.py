@@ -105,11 +105,10 @@ def test_a_loader_that_becomes_slow_is_named_as_such() -> None:
     assert ONSET <= slow.step < ONSET + 10
 
 
-@pytest.mark.parametrize("is_alike", [True, False])
-def test_a_rank_that_is_slower_from_the_start_is_named_among_equal_devices_alone(is_alike: bool) -> None:
-    found = watch(noise(0.01), slowness=np.array([0.0, 0.0, 0.0, 0.1]), is_alike=is_alike)
-    assert [event.rank for event in found.events] == ([3] if is_alike else [])
-    assert [event.slow_by for event in found.events] == ([pytest.approx(0.1, abs=0.01)] if is_alike else [])
+def test_a_rank_that_is_slower_from_the_start_is_named() -> None:
+    found = watch(noise(0.01), slowness=np.array([0.0, 0.0, 0.0, 0.1]))
+    (event,) = found.events
+    assert (event.rank, event.slow_by) == (3, pytest.approx(0.1, abs=0.01))
     assert found.models[3].slowness == pytest.approx(0.1 * 3 / 4, abs=0.01)
     one = found.explained[-1][0]
     assert one is not None
@@ -160,7 +159,7 @@ def test_false_alarms_stay_below_the_bound_that_is_asked_for(kind: str) -> None:
     }[kind]
     alarms, runs = 0, 100
     for _ in range(runs):
-        test = SlowTest(per_step=1 / 400, is_alike=True)
+        test = SlowTest(per_step=1 / 400)
         excesses = 0.07 * draw(LEARNING_STEPS + 200)
         alarms += any(test.observe(step, excess) for step, excess in enumerate(excesses.tolist(), 1))
     assert alarms / runs <= 0.1
@@ -168,7 +167,7 @@ def test_false_alarms_stay_below_the_bound_that_is_asked_for(kind: str) -> None:
 
 def test_a_rank_that_varies_more_is_judged_by_larger_slowdowns_and_says_so() -> None:
     learned = 0.3 * np.random.default_rng(0).standard_normal(LEARNING_STEPS)
-    rule = Rule.learn(learned, per_step=1e-8, is_alike=True)
+    rule = Rule.learn(learned, per_step=1e-8)
     assert rule.slowdown >= 8 * 0.9 * rule.scale / math.sqrt(LEARNING_STEPS) / (1 - rule.memory)
     assert rule.slowdown > 2 * SLOWDOWN
     assert math.isinf(rule.delay(rule.slowdown / 2))

@@ -8,7 +8,6 @@ import pytest
 
 from evenpack.engine.reporting.run_record import (
     DataIdentity,
-    Place,
     RunRecord,
     StartRecord,
     earlier_starts,
@@ -61,10 +60,3 @@ def test_a_record_that_cannot_be_read_now_keeps_its_starts(tmp_path: Path, monke
         earlier_starts(tmp_path, 20)
     monkeypatch.undo()
     assert [one.steps_done for one in earlier_starts(tmp_path, 20)] == [0, 5]
-
-
-def test_a_start_says_whether_its_devices_are_of_several_kinds() -> None:
-    one, other = (Place(host="a", device="cuda:0", model=model) for model in ("A100", "H100"))
-    assert start(0).unlike == ()
-    assert start(0).model_copy(update={"places": (one, one)}).unlike == ()
-    assert start(0).model_copy(update={"places": (other, one, other)}).unlike == ("H100", "A100")

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_files
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from prepared_files import two_sources
+from run_files import run_values
 
-from evenpack import testing
 from evenpack.config import with_values
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
@@ -19,13 +20,12 @@ from evenpack.engine.optimizers.lamb import Lamb
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_item
 from evenpack.engine.resolving.settle import SettledRun, settle
 from evenpack.errors import ConfigError, DataError
-from evenpack.testing import run_values
 
 
 def run_config(kind: str, **training: Any) -> RunConfig:
     """Returns NVIDIA's MLPerf settings for 8 A100, except for betas and warm-up."""
     step = {"packs_per_step": 448, "packs_per_micro_batch": 1, "steps": 6700, "packing_adjustment": kind}
-    return testing.run_config(
+    return run_files.run_config(
         run_values(
             "gpt2",
             Path("nowhere"),

@@ -194,7 +194,7 @@ def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path, drawn
     comparison = compare(curves, study.equivalence)
     assert len(comparison.rows) == 9
     path = tmp_path / "figure.png"
-    plot_equivalence(curves, comparison, [], study, path, origin="ORIGIN")
+    plot_equivalence(curves, comparison, study, path, origin="ORIGIN")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert drawn[0].footer.startswith("ORIGIN Phase: ")
     assert "with 90 % intervals" in drawn[0].footer
@@ -202,8 +202,8 @@ def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path, drawn
     assert drawn[0].collisions == ()
     section = study.equivalence.model_copy(update={"controls": ["arm_0"]})
     plot_equivalence(
-        curves, compare(curves, section), [], study.model_copy(update={"equivalence": section}), path, origin="ORIGIN"
+        curves, compare(curves, section), study.model_copy(update={"equivalence": section}), path, origin="ORIGIN"
     )
     assert drawn[1].titles == ("Against samples", "0 of 8 arms within the margin of unpacked")
     once = {arm: {1: dataclasses.replace(curve(2.0), samples=(10,))} for arm in ("unpacked", "packed")}
-    plot_equivalence(once, compare(once, study.equivalence), [], study, path, origin="ORIGIN")
+    plot_equivalence(once, compare(once, study.equivalence), study, path, origin="ORIGIN")

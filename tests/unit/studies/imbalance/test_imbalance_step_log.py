@@ -1,4 +1,4 @@
-"""Step logs in each format, the steps that are cut, and errors."""
+"""Step logs in both formats, the steps that are cut, and errors."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ def _written(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def _csv(path: Path, rates: list[float]) -> Path:
-    return _written(path / "rates.csv", ["step,seq/s", *(f"{step},{rate}" for step, rate in enumerate(rates))])
-
-
 def _mlperf_line(step: int, rate: object) -> str:
     return f"0: {{'training_steps': {6 * step}, 'step_loss': 4.2, 'seq/s': {rate}, 'global_steps': {step}}}"
+
+
+def _logged(path: Path, rates: list[float]) -> Path:
+    return _written(path / "rates.txt", [_mlperf_line(step, rate) for step, rate in enumerate(rates)])
 
 
 def _accounted(log: StepLog) -> int:
@@ -77,25 +77,9 @@ def test_lines_that_are_means_of_steps_are_refused(tmp_path: Path) -> None:
         read_step_log(_written(tmp_path / "log", every_fourth))
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_csv_with_seconds_and_sequences_is_read(tmp_path: Path, delimiter: str) -> None:
-    rates = _steady(70)
-    lines = [delimiter.join(["step", "sequences", "step_seconds"])]
-    lines += [delimiter.join([str(step), "128", str(128 / rate)]) for step, rate in enumerate(rates)]
-    log = read_step_log(_written(tmp_path / "log.csv", lines))
-    assert log.format == "CSV: sequences / step_seconds"
-    assert log.rates == pytest.approx(rates[10:])
-
-
-def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
-    rates = _steady(70)
-    log = read_step_log(_written(tmp_path / "log.csv", ["\ufeffseq/s", *map(str, rates)]))
-    assert log.rates == pytest.approx(rates[10:])
-
-
 def test_warm_up_ends_where_the_rate_comes_near_its_median(tmp_path: Path) -> None:
     climbing = np.linspace(100.0, 350.0, 30).tolist()
-    log = read_step_log(_csv(tmp_path, climbing + _steady(200)))
+    log = read_step_log(_logged(tmp_path, climbing + _steady(200)))
     ((reason, steps),) = log.cuts.items()
     assert steps == 30
     assert "not yet come within a spread" in reason
@@ -107,7 +91,7 @@ def test_dips_are_cut_and_said(tmp_path: Path) -> None:
     rates[50] = 35.0
     rates[120:123] = [250.0, 200.0, 300.0]
     rates[150] = 900.0
-    log = read_step_log(_csv(tmp_path, rates))
+    log = read_step_log(_logged(tmp_path, rates))
     (_, warm_up), (reason, dips) = log.cuts.items()
     assert (warm_up, dips) == (10, 4)
     assert "5 spreads" in reason
@@ -119,21 +103,21 @@ def test_dips_are_cut_and_said(tmp_path: Path) -> None:
 
 def test_stragglers_of_a_law_are_no_dips(tmp_path: Path) -> None:
     gumbel = np.random.default_rng(0).gumbel(1.6, 0.13, 20_000)
-    log = read_step_log(_csv(tmp_path, gumbel.tolist()))
+    log = read_step_log(_logged(tmp_path, gumbel.tolist()))
     assert sum(log.cuts.values()) == 10
 
 
 def test_many_dips_are_warned_of(tmp_path: Path) -> None:
     rates = _steady(400)
     rates[100:400:12] = [100.0] * 25
-    (warning,) = read_step_log(_csv(tmp_path, rates)).warnings
+    (warning,) = read_step_log(_logged(tmp_path, rates)).warnings
     assert "25 of 400" in warning
 
 
 def test_fewer_than_fifty_steady_steps_are_refused(tmp_path: Path) -> None:
-    assert len(read_step_log(_csv(tmp_path, _steady(60))).rates) == 50
-    with pytest.raises(DataError, match=r"rates.csv: 49 of 59 steps are left"):
-        read_step_log(_csv(tmp_path, _steady(59)))
+    assert len(read_step_log(_logged(tmp_path, _steady(60))).rates) == 50
+    with pytest.raises(DataError, match=r"rates.txt: 49 of 59 steps are left"):
+        read_step_log(_logged(tmp_path, _steady(59)))
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "{'eval_loss': 3}\n"])
@@ -159,11 +143,6 @@ def test_metrics_that_cannot_be_are_named_with_their_line(tmp_path: Path, field:
     path = _written(tmp_path / "metrics.jsonl", [json.dumps(record) for record in records])
     with pytest.raises(DataError, match=rf"metrics.jsonl, line 21: {field} must be"):
         read_step_log(path)
-
-
-def test_a_csv_row_that_is_too_short_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 3: seq/s must be .* got None"):
-        read_step_log(_written(tmp_path / "log.csv", ["step,seq/s", "0,380.0", "1"]))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ study = partial(evenpack, "study", "imbalance")
 
 
 def test_json_has_all_sources_and_every_row(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
+    log = tmp_path / "log.txt"
     random = np.random.default_rng(0)
-    log.write_text("seq/s\n" + "\n".join(f"{100 * rate:.3f}" for rate in random.gumbel(1.6, 0.12, 400)))
-    baseline = tmp_path / "padded.csv"
-    baseline.write_text("seq/s\n" + "100\n" * 80)
+    log.write_text("\n".join(f"'seq/s': {100 * rate:.3f}" for rate in random.gumbel(1.6, 0.12, 400)))
+    baseline = tmp_path / "padded.txt"
+    baseline.write_text("'seq/s': 100\n" * 80)
     options = ("--log", log, "--baseline-run", baseline, "--json")
     code, out, _ = study("wikipedia_512", "--devices", "1,8", *QUICK, *options)
     assert code == 0
@@ -91,25 +91,25 @@ def test_tables_name_the_estimate_and_every_scheme(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_number_of_devices_and_a_log_can_be_drawn(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("seq/s\n" + "\n".join(f"{100 + 10 * (number % 7)}" for number in range(100)))
+    log = tmp_path / "log.txt"
+    log.write_text("\n".join(f"'seq/s': {100 + 10 * (number % 7)}" for number in range(100)))
     plot = tmp_path / "figure.png"
     options = ("--log", log, "--log-devices", "2", "--plot", plot)
     code, out, err = study("wikipedia_512", "--devices", "2", *QUICK, *options)
     assert code == 0, err
     assert "published (BERT, 512): unpadded arrival" in out
-    assert "log.csv has no regime of 200 steps" in " ".join(out.split())
-    assert "log.csv: CSV: seq/s; 90 of 100 steps used" in out
+    assert "log.txt has no regime of 200 steps" in " ".join(out.split())
+    assert "log.txt: lines with 'seq/s'; 90 of 100 steps used" in out
     assert "cut 10 steps: warm-up" in out
     assert plot.exists()
 
 
 @pytest.mark.slow
 def test_the_log_is_shown_by_every_method_with_its_range(tmp_path: Path) -> None:
-    log, baseline, saved = (tmp_path / name for name in ("log.csv", "padded.csv", "study.json"))
+    log, baseline, saved = (tmp_path / name for name in ("log.txt", "padded.txt", "study.json"))
     rates = np.random.default_rng(3).gumbel(125, 10, 600)
-    log.write_text("seq/s\n" + "\n".join(f"{rate:.3f}" for rate in rates))
-    baseline.write_text("seq/s\n" + "100\n" * 80)
+    log.write_text("\n".join(f"'seq/s': {rate:.3f}" for rate in rates))
+    baseline.write_text("'seq/s': 100\n" * 80)
     arguments = ("squad_1_1_384", "--devices", "1,64,128,2048", *QUICK, "--log", log, "--baseline-run", baseline)
     _, out, _ = study(*arguments, "--log-devices", "64", "--save", saved)
     rows = json.loads(saved.read_text())["regimes"]["rows"]
@@ -134,7 +134,7 @@ def test_the_log_is_shown_by_every_method_with_its_range(tmp_path: Path) -> None
         (["--cost-model", "h100"], "neither a file nor a shipped one"),
         (["--log", "LOG", "--regime-steps", "199"], "--regime-steps must be 200 or more, not 199"),
         (["--log", "LOG"], "fewer|at least 50"),
-        (["--log", "none.csv"], "none.csv cannot be read"),
+        (["--log", "none.txt"], "none.txt cannot be read"),
         (["--baseline-run", "LOG"], "at least 50"),
         (["--log", "EMPTY"], "no line with a rate"),
         (["--plot", "figure.svg"], "--plot writes a PNG file"),
@@ -143,7 +143,7 @@ def test_the_log_is_shown_by_every_method_with_its_range(tmp_path: Path) -> None
 def test_bad_input_is_refused_before_anything_is_simulated(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "LOG").write_text("seq/s\n" + "100\n" * 20)
+    (tmp_path / "LOG").write_text("'seq/s': 100\n" * 20)
     (tmp_path / "EMPTY").touch()
     monkeypatch.chdir(tmp_path)
     code, out, err = study("squad_1_1_384", *arguments)

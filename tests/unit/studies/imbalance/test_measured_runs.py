@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from command_line import evenpack
 from logged_runs import CPU, log_run
+from run_files import changed, write_run_file
 from studied_runs import studied
 
 from evenpack.engine.config import RunConfig
@@ -20,7 +21,6 @@ from evenpack.studies.imbalance.step_cost import SHIPPED
 from evenpack.studies.imbalance.study import run_study
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.subject import find_subject
-from evenpack.testing import changed, write_run_file
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
 
@@ -109,27 +109,27 @@ def test_without_a_baseline_rates_and_waiting_are_shown(packed: RunConfig) -> No
 
 def test_a_log_of_padded_steps_is_a_baseline(packed: RunConfig, tmp_path: Path) -> None:
     log_run(packed)
-    (tmp_path / "padded.csv").write_text("seq/s\n" + "16\n" * 80)
-    given = studied(packed, baseline_run=tmp_path / "padded.csv").measured
+    (tmp_path / "padded.txt").write_text("'seq/s': 16\n" * 80)
+    given = studied(packed, baseline_run=tmp_path / "padded.txt").measured
     assert given is not None
     assert given.is_over_padding
     assert given.speed_up == pytest.approx(2.0, rel=0.01)
     unknown, taken = given.warnings[-2:]
-    assert "no run.json beside the log of padded.csv" in unknown
-    assert "the layout of the baseline padded.csv is not recorded: its steps are TAKEN as padded" in taken
+    assert "no run.json beside the log of padded.txt" in unknown
+    assert "the layout of the baseline padded.txt is not recorded: its steps are TAKEN as padded" in taken
 
 
 def test_the_devices_that_an_option_gives_to_a_log_are_compared_with_those_of_the_baseline(
     packed: RunConfig, padded: RunConfig, tmp_path: Path
 ) -> None:
-    log = tmp_path / "packed.csv"
-    log.write_text("seq/s\n" + "32\n" * 80)
+    log = tmp_path / "packed.txt"
+    log.write_text("'seq/s': 32\n" * 80)
     given: dict[str, Any] = {"log": [log], "baseline_run": log_run(padded, ranks=4)}
     measured = studied(packed, log_devices=4, **given).measured
     assert measured is not None
     assert measured.speed_up == pytest.approx(1.0, rel=0.01)
     for devices in (2, None):
-        message = rf"packed.csv ran on {devices or 8} ranks \(--log-devices, 8 by .*\) and its baseline padded on 4"
+        message = rf"packed.txt ran on {devices or 8} ranks \(--log-devices, 8 by .*\) and its baseline padded on 4"
         with pytest.raises(ConfigError, match=message):
             studied(packed, log_devices=devices, **given)
 

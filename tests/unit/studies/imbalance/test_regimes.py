@@ -16,7 +16,6 @@ from evenpack.studies.imbalance.regimes import (
     ForecastRow,
     change_points,
     divide,
-    fitting_steps,
     forecast_from_regimes,
 )
 
@@ -91,21 +90,6 @@ def test_levels_that_are_alike_are_divided_by_the_given_length_alone() -> None:
     found = divide([rates])
     assert len(found.regimes) == 2
     assert found.regimes[1].first_step == pytest.approx(2000, abs=40)
-
-
-def test_the_length_that_changes_fit_is_found_though_some_are_not_seen() -> None:
-    levels = ([1000, 1100, 1000, 1000, 1120], [1000, 1110, 1110, 1000])
-    runs = [drawn(of_run, length=1000, seed=seed) for seed, of_run in enumerate(levels)]
-    assert divide(runs).fitting_steps == pytest.approx(1000, abs=15)
-    assert fitting_steps([1000]) is None
-    assert fitting_steps([700, 1530, 2910, 4170, 5030]) is None
-
-
-def test_a_length_that_the_changes_do_not_fit_is_named_with_one_that_would_do() -> None:
-    rates = drawn([1000, 1100, 1000, 1100, 980], length=1000)
-    with pytest.raises(ConfigError, match=r"--regime-steps 800: . of 4 changes.*at steps .*about (99|100|1,00).*give"):
-        divide([rates], 800)
-    assert len(divide([rates], 1000).regimes) == 5
 
 
 def test_what_is_no_step_is_left_out_and_counted() -> None:
@@ -292,9 +276,9 @@ def test_a_run_without_regimes_is_forecast_from_its_steps_relative_to_itself(tmp
 )
 def test_runs_of_another_system_are_refused(other: dict[str, int], message: str, tmp_path: Path) -> None:
     rates = drawn([1000], length=300)
-    (tmp_path / "silent.csv").write_text("seq/s\n" + "".join(f"{rate}\n" for rate in rates))
+    (tmp_path / "silent.txt").write_text("".join(f"'seq/s': {rate}\n" for rate in rates))
     named = [mlperf_log(tmp_path / "a.txt", rates), mlperf_log(tmp_path / "b.txt", rates, **other)]
-    silent, *runs = [read_logged_run(path) for path in (tmp_path / "silent.csv", *named)]
+    silent, *runs = [read_logged_run(path) for path in (tmp_path / "silent.txt", *named)]
     assert pooled([silent, runs[0]]).ranks == 8
     for all_ in (runs, [silent, *runs]):
         with pytest.raises(ConfigError, match=message):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.studies.lengths.statistics import length_ranges, length_statistics
+from evenpack.studies.lengths.statistics import length_statistics
 
 some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
@@ -27,15 +27,3 @@ def test_statistics_are_those_of_the_list(lengths: list[int]) -> None:
     assert sum(length < found.percentile_90 for length in lengths) < 0.9 * len(lengths)
     assert found.padding_share == pytest.approx(1 - sum(lengths) / (40 * len(lengths)))
     assert found.speed_up_limit == pytest.approx(1 / (1 - found.padding_share))
-
-
-@given(some_lengths, st.integers(1, 20))
-def test_ranges_share_out_all_sequences(lengths: list[int], bars: int) -> None:
-    ranges = length_ranges(histogram(lengths), bars=bars)
-    assert len(ranges) <= bars
-    assert sum(bar.sequences for bar in ranges) == len(lengths)
-    borders = [bar.shortest for bar in ranges] + [ranges[-1].longest + 1]
-    assert borders[0] == 1
-    assert [bar.longest + 1 for bar in ranges] == borders[1:]
-    for bar in ranges:
-        assert bar.sequences == sum(bar.shortest <= length <= bar.longest for length in lengths)

@@ -159,16 +159,6 @@ def test_a_rank_that_was_slow_before_a_restart_is_named_with_the_host_it_had_the
     assert found.by_rank[2].device == "cuda:0, H100"
 
 
-def test_devices_of_several_kinds_are_named_with_what_that_means(tmp_path: Path) -> None:
-    models = ("H100", "H100", "A100", "A100")
-    found = read_waits(write(tmp_path, watched({100: lists({})}), starts=(start(models=models),)))
-    (note,) = found.notes
-    assert "each rank is compared with its own first steps" in note
-    starts = (start(models=("H100", "A100", "H100", "H100")), start(150))
-    found = read_waits(write(tmp_path / "replaced", watched({100: lists({})}), starts=starts))
-    assert found.notes == (note,)
-
-
 def test_a_log_alone_is_explained_without_hosts(tmp_path: Path) -> None:
     run = write(tmp_path / "run", watched({100: lists({3: 90})}), starts=None)
     found = read_waits(run)

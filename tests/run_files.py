@@ -1,4 +1,13 @@
-"""Small runs: the sections of a run file, checked, prepared, or written as YAML."""
+"""Small runs: the sections of a run file, checked, prepared, or written as YAML.
+
+    config = prepared(run_config(run_values("gpt2", tmp_path, training={"steps": 4})))
+    outcomes = run_ranks(train_in, 2, config)  # of forked_ranks.py
+
+`run_values` and `pair_run_values` give the sections of a run file that trains in a second; `text_sources` writes the
+documents of its sources; `run_config` checks it, `changed` changes values and checks again, `prepared` prepares its
+data, and `write_run_file` writes it for the command line. One more kind of small run is one more function over
+`run_values`.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,24 +1,14 @@
 """The builder of small runs gives valid runs, which are changed key by key and prepared once."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from run_files import changed, pair_run_values, prepared, run_config, run_values, text_sources, write_run_file
 
 from evenpack.config import load_run_file
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.testing import (
-    changed,
-    pair_run_values,
-    prepared,
-    run_config,
-    run_values,
-    text_sources,
-    write_run_file,
-)
 
 
 def test_both_kinds_of_runs_are_valid_and_lie_below_the_folder(tmp_path: Path) -> None:
@@ -57,9 +47,3 @@ def test_a_run_file_says_what_its_values_say(tmp_path: Path) -> None:
     values = pair_run_values("bert", tmp_path)
     path = write_run_file(tmp_path / "run.yaml", values)
     assert load_run_file(path, RunConfig) == run_config(values)
-
-
-def test_importing_it_brings_neither_torch_nor_a_test_runner() -> None:
-    code = "import sys, evenpack.testing; print([name for name in ('torch', 'pytest') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

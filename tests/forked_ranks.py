@@ -1,7 +1,8 @@
 """Runs a function on several gloo ranks on this machine's CPU, each a process of its own.
 
 Importing torch and DeepSpeed takes each rank seconds, so one process of this machine imports them once and every rank
-is forked from it: new processes with a state of their own, without those seconds.
+is forked from it: new processes with a state of their own, without those seconds. A script that calls `run_ranks` needs
+`if __name__ == "__main__":`, as `multiprocessing` does.
 """
 
 import gc
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 _HEAVY = (
-    "evenpack.testing",
+    "run_files",
     "evenpack.engine.train",
     "deepspeed",
     "torch._dynamo",  # every optimizer of torch imports it when it is built
