@@ -18,7 +18,7 @@ from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.losses import StepCounts
-from evenpack.testing import run_config, run_values
+from evenpack.testing import changed, run_config, run_values
 
 PACKS_PER_STEP = 5
 
@@ -37,9 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def opened(config: RunConfig, **model: str) -> tuple[RunConfig, PreparedData]:
-    values = config.model_dump()
-    values["model"] |= model
-    config = validate(values, RunConfig, origin="test")
+    config = changed(config, model=model)
     return config, PreparedData.open(config.prepared_dir, config.data)
 
 
@@ -119,9 +117,7 @@ def test_the_recipe_says_whether_padding_is_predicted(corpus: Path, tmp_path: Pa
 def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> None:
     of_seeds = []
     for seed in (3, 4):
-        values = config.model_dump()
-        values["run"]["seed"] = seed
-        run, prepared = opened(validate(values, RunConfig, origin="test"))
+        run, prepared = opened(changed(config, run={"seed": seed}))
         batches = evaluation_batches(
             prepared,
             "wiki",
