@@ -25,7 +25,9 @@ from unittest.mock import patch
 
 import measuring
 import numpy as np
+from forked_ranks import run_ranks
 from jaxtyping import Float64
+from run_files import prepared, run_config, run_values, text_sources
 
 from evenpack.data.batches.pipeline import training_batches
 from evenpack.engine import build, train
@@ -43,7 +45,6 @@ from evenpack.engine.reporting.rank_waits import (
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.world.distributed import World
 from evenpack.studies.waits import WaitsOfRun, read_waits
-from evenpack.testing import prepared, run_config, run_ranks, run_values, text_sources
 
 RANKS = 4
 FIRST_JUDGED = WARM_UP_STEPS + FIT_STEPS + LEARNING_STEPS + 1

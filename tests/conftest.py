@@ -13,8 +13,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import checked_types  # before anything of evenpack
-
-from evenpack.testing import preload
+from forked_ranks import preload
 
 # Ranks that tests start check shapes and types, too; many import pytest.
 preload("checked_types", "pytest", "checked_ranks")

@@ -27,7 +27,9 @@ import numpy as np
 import torch
 import xxhash
 import yaml
+from forked_ranks import run_ranks
 from integration.small_run import evenpack, train_on
+from run_files import prepared, run_config
 from shard_files import write_prepared
 
 from evenpack import Loader, RandomMasks, TokenArrays
@@ -40,7 +42,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import _processor
 from evenpack.losses import NO_COUNTS, StepCounts
-from evenpack.testing import prepared, run_config, run_ranks
 
 FIXTURES = Path(__file__).parent / "fixtures" / "golden"
 RECORD, STOPPED = FIXTURES / "record.json", FIXTURES / "stopped_run.tar.gz"

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from run_files import write_run_file
+
 from evenpack.engine.config import RunConfig
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.study import ImbalanceStudy, run_study
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.subject import find_subject
-from evenpack.testing import write_run_file
 
 QUICK: dict[str, Any] = {"steps": 30, "devices": "1,2"}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from run_files import run_values, write_run_file
 
 from evenpack.data.manifest import MANIFEST
 from evenpack.finetuning.results import ResultFolder, SeedResult, summarise
-from evenpack.testing import run_values, write_run_file
 
 STEPS = 4
 

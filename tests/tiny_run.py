@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from run_files import prepared, run_config, run_values, text_sources
+
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.world.distributed import World, joined_world
-from evenpack.testing import prepared, run_config, run_values, text_sources
 
 PACK_LENGTH = 64
 

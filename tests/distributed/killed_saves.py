@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from forked_ranks import fork_context
 
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.background import BackgroundWriter
@@ -22,7 +23,6 @@ from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.world.distributed import World
-from evenpack.testing.ranks import fork_context
 
 BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "link", "unlink", "rmdir")
 """Every call of `os` by which a save changes the file system, and `write` where the engine says that it wrote."""

@@ -5,14 +5,15 @@ So are each file of a checkpoint and each parameter of one that is converted.
 
 from pathlib import Path
 
+from forked_ranks import run_ranks
 from noted_moves import begin_again, noted_moves
+from run_files import prepared, run_config, run_values, text_sources
 from tiny_training import changed, never, numbered_lines
 
 from evenpack.engine.activity import ACTIVITIES, START, Activity, doing
 from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.testing import prepared, run_config, run_ranks, run_values, text_sources
 
 
 def said_by(world: World, config: RunConfig) -> list[tuple[Activity, int]]:

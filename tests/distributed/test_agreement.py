@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import fork_context
+from run_files import run_values, write_run_file
 
 import evenpack
 from evenpack.config import load_run_file
@@ -27,8 +29,6 @@ from evenpack.engine.world.agreement import (
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import RunError, StoppedEarlyError
 from evenpack.launch_environment import free_port
-from evenpack.testing import run_values, write_run_file
-from evenpack.testing.ranks import fork_context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked_ranks import run_ranks
 from masked_batches import roughen
 from pair_sources import pair_run
 from tiny_training import changed, never, prepare_run, records, refusal, train_all
@@ -22,7 +23,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.testing import run_ranks
 
 STEP = 1
 """The step that is looked at."""

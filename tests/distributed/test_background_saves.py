@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
 from killed_saves import NEW, OLD, PlainEngine, kill_everywhere, train_state
 from test_checkpoint import batch_of, training_engine
 
@@ -19,7 +20,6 @@ from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
-from evenpack.testing import run_ranks
 
 STAGES = (0, 1, 2, 3)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from tiny_training import changed, never, numbered_lines, prepare_run, records, saved_everything
 
 from evenpack.engine import engine as engine_module
@@ -17,7 +18,6 @@ from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
-from evenpack.testing import run_ranks
 
 STEPS = 5
 BAD = 4

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked_ranks import run_ranks
 from masked_batches import MaskedPair, build_masked_batch, roughen
 from pair_sources import pair_run
 from slow_cases import slow_but
@@ -25,7 +26,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
 from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.world.distributed import World
-from evenpack.testing import run_ranks
 
 STEP = 2
 """The step that is looked at; others before it are only planned."""

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
 from tiny_training import changed, prepare_run, train_all
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.testing import run_ranks
 
 EXACT = ("step", "loss", "tokens", "targets", "gradient_norm", "order_hash")
 STEPS = 12

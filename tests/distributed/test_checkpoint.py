@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.nn.functional as F
+from forked_ranks import RanksFailed, run_ranks
 from killed_saves import NEW, OLD, kill_everywhere, train_state
+from run_files import run_config, run_values
 from torch import nn
 
 from evenpack.batch import PackedBatch, SlotTargets
@@ -26,7 +28,6 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, UnjudgedCheckpointError
 from evenpack.losses import StepCounts
 from evenpack.models.common.loss_sums import LossOutput, LossOutputs, exact_denominators
-from evenpack.testing import RanksFailed, run_config, run_ranks, run_values
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
     from evenpack.engine.engine import TrainingEngine

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from forked_ranks import run_ranks
 from slow_cases import slow_but
 from tiny_training import changed, never, prepare_run
 
@@ -15,7 +16,6 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.testing import run_ranks
 
 FEW = ["the first of three lines", "another line of this", "and the third line is it"]
 SHORT = ["a b", "c d e", "f", "ghi jk", "lm no", "p q r s t", "uv wx y z", "0 1", "2 3 4 5", "67 89"]

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from forked_ranks import fork_context
 from host_trainers import relative_error
 from repository import ROOT
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import evenpack
 from evenpack.launch_environment import free_port, without_launcher
-from evenpack.testing.ranks import fork_context
 
 EXAMPLES = ROOT / "examples"
 STEPS = 6

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
 from slow_cases import slow_but
 from tiny_training import changed, logged, never, numbered_lines, prepare_run
 
@@ -14,7 +15,6 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
-from evenpack.testing import run_ranks
 
 STEPS = 4
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from command_line import evenpack
+from forked_ranks import fork_context, run_ranks
 from killed_saves import SOLO, count_borders
 from tiny_training import (
     changed,
@@ -36,8 +37,6 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, EvenpackError
 from evenpack.files import read_json_object
 from evenpack.launcher.forking import fork_run
-from evenpack.testing import run_ranks
-from evenpack.testing.ranks import fork_context
 
 STEPS, AT = 6, 3
 STAGE = "stages=[{step: 4, optimizer.learning_rate: 0.01}]"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from test_normalisation import Setting, make_model, micro_batches, run_config
 from torch import Tensor, nn
 
@@ -15,7 +16,6 @@ from evenpack.engine.sharding.buckets import BucketedReduction, buckets_of
 from evenpack.engine.sharding.replicated import BUCKET_SIZE
 from evenpack.engine.world.distributed import World
 from evenpack.models.common.loss_sums import exact_denominators
-from evenpack.testing import run_ranks
 
 RANKS = 2
 FEW = 2_000

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from masked_batches import roughen
+from run_files import changed, pair_run_values, prepared, run_config, text_sources
 from tiny_training import logged, never, prepare_run, train_all
 
 from evenpack.batch import PackedBatch
@@ -16,7 +18,6 @@ from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World, configure_logging
 from evenpack.errors import BackendError
-from evenpack.testing import changed, pair_run_values, prepared, run_config, run_ranks, text_sources
 
 LINES = [f"{number} {'pack ' * (number % 5)}{number * number}. And {number} more. Then all." for number in range(60)]
 

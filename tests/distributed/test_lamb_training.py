@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked_ranks import run_ranks
 from plain_lamb import PlainLamb, blocks_of
 from slow_cases import slow_but
 from test_normalisation import (
@@ -31,7 +32,6 @@ from evenpack.engine.resolving.settle import settle
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.models.common.loss_sums import exact_denominators
-from evenpack.testing import run_ranks
 
 STEPS = 10
 LARGE_EPSILON = 1e-3

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked_ranks import run_ranks
 from masked_batches import roughen
+from run_files import changed, pair_run_values, prepared, run_config, text_sources
 from scored_tokens import masked_token_logits
 from tiny_training import never
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -25,7 +27,6 @@ from evenpack.errors import ConfigError
 from evenpack.launcher.trained import export_run
 from evenpack.models.common.encoder import PackedEncoder
 from evenpack.models.huggingface import from_huggingface
-from evenpack.testing import changed, pair_run_values, prepared, run_config, run_ranks, text_sources
 
 LONGEST = 24
 RECIPES: dict[str, dict[str, Any]] = {

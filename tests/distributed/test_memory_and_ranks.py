@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from tiny_training import changed, never, numbered_lines, prepare_run
 
 from evenpack.engine.config import RunConfig
@@ -13,7 +14,6 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
-from evenpack.testing import run_ranks
 
 
 @pytest.fixture(scope="module")

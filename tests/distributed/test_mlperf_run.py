@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
 from mlperf_checker import verdict
+from run_files import pair_run_values, prepared, run_config, text_sources
 from tiny_training import changed, never
 
 from evenpack.engine.config import RunConfig
@@ -16,7 +18,6 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
-from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, text_sources
 
 SUBMISSION = {"submission_org": "nobody", "submission_platform": "2 x CPU", "submission_benchmark": "bert"}
 

@@ -5,6 +5,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
+from forked_ranks import run_ranks
 from slow_cases import slow_but
 from test_lamb_training import flat, rate, relative
 from test_normalisation import Setting, make_model, micro_batches, reference_gradients, run_config, unpacked_batches
@@ -14,7 +15,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.world.distributed import World
 from evenpack.models.common.loss_sums import exact_denominators
-from evenpack.testing import run_ranks
 
 STEPS = 10
 

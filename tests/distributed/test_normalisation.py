@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 from batches import build_batch, random_sequences
+from forked_ranks import run_ranks
+from run_files import run_config as checked_run
+from run_files import run_values
 from slow_cases import slow_but
 
 from evenpack.batch import PackedBatch
@@ -20,8 +23,6 @@ from evenpack.engine.world.distributed import World
 from evenpack.losses import StepCounts
 from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.models.gpt2.model import Gpt2
-from evenpack.testing import run_config as checked_run
-from evenpack.testing import run_ranks, run_values
 
 PACKS = 16
 PACK_LENGTH = 24

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from masked_batches import MaskedPair, build_masked_batch, random_pairs, roughen
+from run_files import pair_run_values
+from run_files import run_config as checked_run
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.config import RunConfig
@@ -15,8 +18,6 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.world.distributed import World
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.loss_sums import exact_denominators
-from evenpack.testing import pair_run_values, run_ranks
-from evenpack.testing import run_config as checked_run
 
 PACKS = 8
 PACK_LENGTH = 40

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from tiny_training import changed, never, numbered_lines, prepare_run, records, saved_everything, train_all
 
 from evenpack.engine.checkpoints.files import read_manifest
@@ -16,7 +17,6 @@ from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.launcher.planning import plan_training
-from evenpack.testing import run_ranks
 
 STEPS, SAVED = 6, 2
 PARTITIONED = [stage for stage in SHARDINGS if stage]

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from prepared_files import sentence_documents
+from run_files import pair_run_values, prepared, run_config
 from tiny_training import changed, never, numbered_lines, prepare_run, records, refusal, train_all
 
 from evenpack.engine.build import build_at, find_start
@@ -17,7 +19,6 @@ from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.testing import pair_run_values, prepared, run_config, run_ranks
 
 PHASE_1_LENGTH, PHASE_2_LENGTH = 24, 48
 

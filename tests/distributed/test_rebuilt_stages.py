@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import RanksFailed, run_ranks
+from run_files import prepared, run_config, run_values, text_sources
 from tiny_training import changed, never, numbered_lines, records, refusal, saved_everything
 
 from evenpack.engine import train
@@ -15,7 +17,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
-from evenpack.testing import RanksFailed, prepared, run_config, run_ranks, run_values, text_sources
 
 STEPS = 7
 STAGES: list[dict[str, Any]] = [

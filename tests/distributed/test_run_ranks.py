@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
+from forked_ranks import RanksFailed, preload, run_ranks
 
 from evenpack.engine.world.distributed import World
 from evenpack.errors import EvenpackError
-from evenpack.testing import RanksFailed, preload, run_ranks
 
 
 def speak(world: World, word: str) -> tuple[str, list[int], str, float]:

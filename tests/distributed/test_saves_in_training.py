@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
 from noted_moves import noted_moves
 from tiny_training import changed, logged, never, numbered_lines, prepare_run, stop_after
 
@@ -19,7 +20,6 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
-from evenpack.testing import run_ranks
 
 STEPS, EVERY = 7, 2
 

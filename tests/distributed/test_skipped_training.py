@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from tiny_training import changed, never, numbered_lines, prepare_run, records, saved_everything
 
 from evenpack.engine.config import RunConfig
@@ -12,7 +13,6 @@ from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.files import read_json_object
-from evenpack.testing import run_ranks
 
 STEPS = 5
 SKIPPED = {2, 3, 5}

@@ -8,12 +8,12 @@ from repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from forked_ranks import run_ranks
 from slow_ranks import RANKS, Fault, run_of, train_with_faults
 
 from evenpack.engine.reporting.definitions import _GATHERED_SPLIT, _SPLIT, DEFINITIONS, find_metric, values_of
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.studies.waits import WaitsOfRun, read_waits
-from evenpack.testing import run_ranks
 
 SLOW = Fault(name="constant 20 %", rank=2, first=240, last=299)
 LATE = Fault(name="slow loader", rank=1, first=300, last=350, kind="loader")

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
+from run_files import prepared, run_config, run_values, text_sources
 from slow_cases import slow_but
 from tiny_training import changed, never, numbered_lines, records, refusal, saved_everything
 
@@ -12,7 +14,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
-from evenpack.testing import prepared, run_config, run_ranks, run_values, text_sources
 
 STEPS = 6
 STAGES: list[dict[str, Any]] = [

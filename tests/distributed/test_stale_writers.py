@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_ranks import fork_context
 from killed_saves import NEW, OLD, SOLO, PlainEngine, count_borders, train_state
 
 from evenpack.console import save_json
@@ -34,7 +35,6 @@ from evenpack.errors import RunError, SaveError
 from evenpack.launcher.processes import holding
 from evenpack.launcher.processes.holding import held_as_writer
 from evenpack.launcher.processes.identities import ProcessIdentity
-from evenpack.testing.ranks import fork_context
 
 LAST = 10
 

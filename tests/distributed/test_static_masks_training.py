@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked_ranks import run_ranks
 from pair_sources import pair_run
 from step_shapes import step_shape
 from tiny_training import changed, records, train_all
@@ -14,7 +15,6 @@ from evenpack.data.prepared import PreparedData, packed_sources
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve
-from evenpack.testing import run_ranks
 
 STEPS = 4
 EXACT = ("step", "loss", "token_loss", "next_sentence_loss", "accuracy", "gradient_norm", "targets", "order_hash")

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
+from run_files import prepared, run_config, run_values, text_sources
 from tiny_training import changed, never, numbered_lines, records, refusal, saved_everything
 
 from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.testing import prepared, run_config, run_ranks, run_values, text_sources
 
 STEPS, WARM_UP, SAVED, SKIPPED, EVALUATED, REWEIGHTED = 8, 2, 3, 4, 5, 6
 STOPS = range(1, STEPS)

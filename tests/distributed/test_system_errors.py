@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
 from tiny_training import changed, never, numbered_lines, prepare_run
 
 from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import EvenpackError
-from evenpack.testing import run_ranks
 
 PLACES: dict[str, tuple[Any, str, str, int]] = {
     "the proof of a shared directory": (io, "open", ".seen_by_all", errno.EACCES),

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from forked_ranks import RanksFailed, run_ranks
 from host_trainers import PACK_LENGTH, PACKS_PER_STEP, own_documents, own_loader
-
-from evenpack.testing import RanksFailed, run_ranks
 
 pytest.importorskip("torchtitan", reason="torchtitan needs an environment of its own: scripts/test_torchtitan")
 from torchtitan.components.tokenizer import BaseTokenizer

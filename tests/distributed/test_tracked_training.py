@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from pair_sources import pair_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, logged, never, numbered_lines, prepare_run, train_all
@@ -26,7 +27,6 @@ from evenpack.engine.reporting.step_totals import RankValue, reduce_over_ranks
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.testing import run_ranks
 
 
 class Breaks:

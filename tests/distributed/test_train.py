@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked_ranks import run_ranks
 from slow_cases import slow_but
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, numbered_lines, prepare_run, records, stop_after
 from windowed_models import layers_with_windows, with_windows
@@ -31,7 +32,6 @@ from evenpack.errors import CheckpointError, RunError
 from evenpack.files import read_json_object
 from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.models.cost import Work, step_flops
-from evenpack.testing import run_ranks
 from evenpack.visible_pairs import total_pairs_within
 
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import RanksFailed, run_ranks
 from host_trainers import (
     PACKS_PER_STEP,
     VOCABULARY,
@@ -34,7 +35,6 @@ from evenpack.data.loader import ATTENTION
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.studies.tiny_copies import tiny_model
-from evenpack.testing import RanksFailed, run_ranks
 
 STEPS = 6
 _SAVED = 2

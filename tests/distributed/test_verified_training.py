@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_ranks import run_ranks
 from tiny_training import changed, never, numbered_lines, prepare_run
 
 from evenpack.data.manifest import Manifest
@@ -12,7 +13,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
-from evenpack.testing import run_ranks
 
 
 def train_sound_then_damaged(world: World, config: RunConfig) -> tuple[str, int]:

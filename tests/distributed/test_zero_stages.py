@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from prepared_files import sentence_documents
+from run_files import pair_run_values, prepared, run_config, run_values
 from tiny_training import changed, records, train_all
 
 import evenpack.engine.build as engine_build
@@ -21,7 +23,6 @@ from evenpack.files import read_json_object
 from evenpack.launcher.trained import load_trained_model
 from evenpack.models.common.tensors import NamedWeights, TensorName
 from evenpack.models.families import find_family
-from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, run_values
 
 STEPS = 3
 FAMILIES: dict[str, dict[str, Any]] = {

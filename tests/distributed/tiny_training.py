@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import changed, prepared, run_config, run_values, text_sources
 
 from evenpack.engine.build import build_at, find_start
 from evenpack.engine.config import RunConfig
@@ -16,7 +17,6 @@ from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 __all__ = [
     "MAX_SEQUENCE_LENGTH",

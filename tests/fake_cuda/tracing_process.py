@@ -24,6 +24,7 @@ from compiled_blocks import graphs_of, stream_of  # noqa: E402
 from fake_gpu.counting import StepOperators  # noqa: E402
 from fake_gpu.trace import StepStopped, trace_steps  # noqa: E402
 from masked_batches import build_masked_batch, random_pairs  # noqa: E402
+from run_files import run_config, run_values  # noqa: E402
 from spoilers import FAULTY, SPOILERS  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from traced_cases import (  # noqa: E402
@@ -39,7 +40,6 @@ from evenpack.engine.memory.estimate import MicroBatchSize, training_memory  # n
 from evenpack.kernels.sdpa import GROUP_TOKENS, plan_groups  # noqa: E402
 from evenpack.models.cost import performed_work  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
-from evenpack.testing.runs import run_config, run_values  # noqa: E402
 
 VOCABULARY = 32_000
 LONGEST = 512

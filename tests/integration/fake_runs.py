@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
+from run_files import run_values, write_run_file
 
 from evenpack.launch_environment import free_port
 from evenpack.launcher.processes.identities import LaunchToken
-from evenpack.testing import run_values, write_run_file
 
 HERE = Path(__file__).parent
 

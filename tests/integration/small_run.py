@@ -11,12 +11,12 @@ from typing import Any
 import command_line
 import torch
 from command_line import Done
+from run_files import RunValues, run_values, write_run_file
 
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
-from evenpack.testing import RunValues, run_values, write_run_file
 
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash")
 """Of each step, to the bit."""

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import run_ranks
 from masked_batches import MaskedPair, build_masked_batch
 from pair_sources import pair_run_values
 from prepared_files import sentence_documents, write_jsonl
+from run_files import changed, write_run_file
 from scored_tokens import masked_token_logits, next_sentence_logits
 from small_run import evenpack, metrics, train_on
 from transformers import AutoTokenizer, BertForPreTraining
@@ -22,7 +24,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.launcher.training import check_training, report_training
 from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
-from evenpack.testing import changed, run_ranks, write_run_file
 
 STEPS = 4
 TEXTS = ("late pillow dunk", "tad coven kad")

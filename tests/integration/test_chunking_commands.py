@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from repository import CONFIGS
+from run_files import write_run_file
 from slow_cases import slow_but
 from small_run import evenpack, metrics, small_run_values
 from this_process import ThisProcess
@@ -19,7 +20,6 @@ from evenpack.studies.chunking.command import ChunkingCommand
 from evenpack.studies.chunking.study import ChunkingStudy
 from evenpack.studies.plan.options import PlanOptions
 from evenpack.studies.plan.plan import plan_run
-from evenpack.testing import write_run_file
 
 GRID = {
     "lengths": [{"max_sequence_length": 32, "rows_per_step": 64, "atoms": [32]}],

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import evenpack
+from run_files import run_values, write_run_file
 from small_run import process
 
 from evenpack.config import load_run_file
 from evenpack.data.prepare.prepare import prepare as prepare_data
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.trained import load_trained_model
-from evenpack.testing import run_values, write_run_file
 
 
 def refuse(*arguments: str) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
+from run_files import changed
 from small_run import (
     COMMAND,
     HANGS_SECONDS,
@@ -25,7 +27,6 @@ from small_run import (
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.testing import changed, run_ranks
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from compiled_jobs import NEEDS_A_COMPILER
+from forked_ranks import run_ranks
+from run_files import prepared
 from small_run import COMMAND, STEPS, final_weights, losses, metrics, process, train_on, write_run
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.testing import prepared, run_ranks
 
 HALF = STEPS // 2
 WITHOUT_DROPOUT = ("model.dropout=0", "optimizer.learning_rate=1e-4")

@@ -9,11 +9,11 @@ import yaml
 from finetuning_tasks import write_finetune_file, write_sentences
 from pair_sources import pair_run_values
 from repository import CONFIGS
+from run_files import write_run_file
 from slow_cases import slow_but
 from small_run import evenpack
 
 from evenpack.launcher import studying
-from evenpack.testing import write_run_file
 
 ARMS = {"unpacked": {"training.layout": "padded"}, "lost": {"training.initialize_from": "/nowhere/weights"}}
 

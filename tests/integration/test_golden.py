@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import run_ranks
 from golden import (
     BATCHES,
     CASES,
@@ -22,8 +23,6 @@ from golden import (
 )
 from integration.small_run import train_on
 from slow_cases import slow_but
-
-from evenpack.testing import run_ranks
 
 
 @pytest.fixture(scope="module")

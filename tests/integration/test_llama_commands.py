@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from batches import build_batch
+from forked_ranks import run_ranks
+from run_files import run_values, write_run_file
 from scored_tokens import next_token_logits
 from small_run import evenpack, metrics, train_on, write_corpus
 from tokenizer_folders import FOLDERS
@@ -19,7 +21,6 @@ from evenpack.config import load_run_file
 from evenpack.data.tokens.file import TokenFile
 from evenpack.engine.config import RunConfig
 from evenpack.models.huggingface import from_huggingface
-from evenpack.testing import run_ranks, run_values, write_run_file
 
 STEPS, VOCABULARY = 4, 403
 

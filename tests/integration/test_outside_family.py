@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from repository import ROOT
+from run_files import run_values, text_sources, write_run_file
 from small_run import COMMAND, Done, evenpack, metrics, process
 
 from evenpack.models.families import known_families
-from evenpack.testing import run_values, text_sources, write_run_file
 
 STEPS = 3
 

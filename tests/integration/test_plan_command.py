@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from command_line import Done, evenpack
 from repository import ROOT
+from run_files import run_values, text_sources, write_run_file
 from small_run import COMMAND, process
-
-from evenpack.testing import run_values, text_sources, write_run_file
 
 RUN = ROOT / "configs" / "gpt2_small.yaml"
 DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forked_ranks import run_ranks
 from repository import ROOT
+from run_files import write_run_file
 from small_run import evenpack as evaluate_command
 from small_run import metrics, small_run_values, train_on
 
@@ -21,7 +23,6 @@ from evenpack.data.sources.kinds import held_out, open_corpus
 from evenpack.launcher import training
 from evenpack.launcher.processes.start import LaunchPlan
 from evenpack.launcher.processes.supervise import LaunchResult
-from evenpack.testing import run_ranks, write_run_file
 
 STEPS = 20
 """Of the run in the documentation."""

@@ -8,8 +8,10 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from forked_ranks import run_ranks
 from pair_sources import pair_run_values
 from repository import ROOT
+from run_files import write_run_file
 from shard_files import fixed_arrays, random_rows, write_arrays, write_packed, write_prepared
 from small_run import evenpack, metrics, train_on
 
@@ -17,7 +19,6 @@ from evenpack.config import load_run_file
 from evenpack.data.prepared import PreparedData
 from evenpack.data.shards.writing import ShardForm, WrittenLayout
 from evenpack.engine.config import RunConfig
-from evenpack.testing import run_ranks, write_run_file
 
 STEPS = 3
 EXACT = ("step", "loss", "token_loss", "next_sentence_loss", "accuracy", "gradient_norm", "targets", "order_hash")

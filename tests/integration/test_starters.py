@@ -17,12 +17,12 @@ from fake_runs import HERE, FakeRun, training
 from faults.life import Life
 from faults.running import Injected, kill_a_launcher, kill_a_loader, kill_a_rank
 from faults.subject import Case, Stack, Subject
+from run_files import prepared, run_config, write_run_file
 from small_run import small_run_values
 
 from evenpack.errors import EXIT_STOPPED
 from evenpack.launch_environment import free_port
 from evenpack.launcher.processes.ranks import read_json_object
-from evenpack.testing import prepared, run_config, write_run_file
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_ranks import run_ranks
 from pair_sources import pair_run_values
+from run_files import changed, write_run_file
 from small_run import EXACT, evenpack, metrics, steps, train_on
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.testing import changed, run_ranks, write_run_file
 
 STEPS = 3
 

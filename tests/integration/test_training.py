@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from forked_ranks import run_ranks
+from run_files import changed, prepared, run_config, write_run_file
 from slow_cases import slow_but
 from small_run import EXACT, STEPS, assert_same_run, losses, metrics, small_run_values, steps, train_on
 
@@ -13,7 +15,6 @@ from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.testing import changed, prepared, run_config, run_ranks, write_run_file
 
 UNDROPPED = {"dropout": 0.0}
 """Dropout's masks depend on the split."""

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked_ranks import run_ranks
+from run_files import changed, prepared, run_config, write_run_file
 from small_run import HANGS_SECONDS, metrics, small_run_values, steps, train_on
 from two_machines import NETWORK, PATH, Machine, TwoMachines, missing_tool, two_machines
-
-from evenpack.testing import changed, prepared, run_config, run_ranks, write_run_file
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forked_ranks import run_ranks
 from small_run import evenpack, train_on
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.testing import run_ranks
 
 
 @dataclass(frozen=True, kw_only=True)

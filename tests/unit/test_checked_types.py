@@ -11,13 +11,14 @@ import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
 from checked_types import FIRST_CALLS, ONE_IN, checked
+from forked_ranks import run_ranks
 from jaxtyping import Float
+from run_files import write_run_file
 
 from evenpack.engine.world.distributed import World
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.segments import Segments
 from evenpack.losses import StepCounts
-from evenpack.testing import ranks, run_ranks, write_run_file
 from evenpack.worker_pool import worker_pool
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_files import run_config, run_values
 
 from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.build import Start
@@ -22,7 +23,6 @@ from evenpack.studies.equivalence.compare import read_curve as read_equivalence_
 from evenpack.studies.imbalance.measurement import read_logged_run
 from evenpack.studies.report import read_runs
 from evenpack.studies.runs.jobs import steps_done
-from evenpack.testing import run_config, run_values
 
 STEPS = 100
 LEFT_OUT = {

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 from pydantic import BeforeValidator
+from run_files import run_values, write_run_file
 
 import evenpack
 from evenpack.api.run import Run
@@ -21,7 +22,6 @@ from evenpack.errors import EvenpackError
 from evenpack.files import expand_user, expand_users
 from evenpack.launcher.cli.app import app
 from evenpack.launcher.cli.arguments import reporting
-from evenpack.testing import run_values, write_run_file
 
 
 @pytest.fixture(autouse=True)

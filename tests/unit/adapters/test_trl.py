@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from forked_ranks import RanksFailed, run_ranks
 from host_trainers import (
     PACK_LENGTH,
     VOCABULARY,
@@ -28,7 +29,6 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments
 
 import evenpack
 from evenpack.engine.world.distributed import World
-from evenpack.testing import RanksFailed, run_ranks
 
 if TYPE_CHECKING:  # a second, and each process of `scripts/pytest` collects this file
     from evenpack.adapters.trl import PackSFTTrainer

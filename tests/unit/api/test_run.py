@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_files import run_values, text_sources, write_run_file
 
 import evenpack
-from evenpack.testing import run_values, text_sources, write_run_file
 
 
 @pytest.fixture(scope="module")

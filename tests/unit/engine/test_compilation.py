@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from compiled_jobs import NEEDS_A_COMPILER, results_of
+from run_files import run_config, run_values
 
 from evenpack.engine.activity import START, doing
 from evenpack.engine.compilation import Compilation, announced_compilations, compile_if_asked
 from evenpack.engine.config import RunConfig
 from evenpack.errors import RunError
 from evenpack.models.build import Model, new_model
-from evenpack.testing import run_config, run_values
 
 OPAQUE = "Attempted to call function marked as skipped"
 """Why a block is cut at an attention whose calls depend on lengths."""

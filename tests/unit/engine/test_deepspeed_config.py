@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_files import run_values
 
 from evenpack import testing
 from evenpack.data.order.step_shape import micro_batch_choices
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.errors import ConfigError
-from evenpack.testing import run_values
 
 
 def run_config(*, deepspeed: dict[str, Any] | None = None, **training: Any) -> RunConfig:

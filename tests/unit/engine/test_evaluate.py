@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import build_batch
+from run_files import run_values
 from scored_tokens import next_token_logits
 from sources import ListView
 from torch import Tensor, nn
@@ -37,7 +38,6 @@ from evenpack.engine.world.distributed import World
 from evenpack.models.common.loss_sums import LossOutput, LossOutputs
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
-from evenpack.testing import run_values
 
 PACK_LENGTH = 32
 VOCABULARY = 4096

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_files import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.selection import PackedSource, order_hash
@@ -18,7 +19,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.where import open_where
 from evenpack.engine.world.distributed import World
-from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 FORMS = ((16, 16), (32, 16), (32, 32), (64, 32), (96, 64))
 """Lengths of packs and of sequences; 96 is no multiple of 64."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from prepared_files import Recorder, sentences
+from run_files import changed, prepared, run_config, run_values, text_sources
 from tiny_run import train_state
 
 from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings
@@ -22,7 +23,6 @@ from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.launcher.planning import plan_training
 from evenpack.studies.plan.presentation import plan_shown
-from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 Stages = list[dict[str, Any]]
 STEPS = 12

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_files import changed, prepared, run_config, run_values, text_sources
 from tiny_run import train_state
 
 from evenpack.data.batches.pipeline import MicroBatchDataset
@@ -19,7 +20,6 @@ from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError, DataError, NotPreparedError
 from evenpack.studies.plan.plan import PlanOptions, plan_run
-from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 ONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 

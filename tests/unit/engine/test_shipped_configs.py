@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from repository import CONFIGS, ROOT
+from run_files import prepared
 
 from evenpack.config import load_run_file
 from evenpack.data.packing import pack
@@ -24,7 +25,6 @@ from evenpack.errors import ConfigError
 from evenpack.launcher.planning import plan_training
 from evenpack.models.cost import parameter_count
 from evenpack.studies.lengths.reading import published_histogram
-from evenpack.testing import prepared
 
 GPUS = 8
 GPU_BYTES = 80e9

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import pair_run_values, prepared, run_config, text_sources
 
 from evenpack.config import with_values
 from evenpack.engine.config import MetricsSection, RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError
 from evenpack.launcher.planning import plan_training
-from evenpack.testing import pair_run_values, prepared, run_config, text_sources
 
 SUBMISSION = {"submission_org": "nobody", "submission_platform": "a CPU", "submission_benchmark": "bert"}
 

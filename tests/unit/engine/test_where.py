@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pair_sources import pair_run
 from prepared_files import sentences
+from run_files import changed, prepared, run_config, run_values, text_sources
 
 from evenpack.data.keys import derive_key, hash64
 from evenpack.data.prepare.prepare import prepare
@@ -18,7 +19,6 @@ from evenpack.data.where import DocumentVisits, StepContent, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.where import differs_from_trained, open_where
 from evenpack.errors import ConfigError
-from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 STEPS = 24
 

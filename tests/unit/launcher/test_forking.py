@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_files import run_config, run_values
 
 from evenpack.config import load_run_file, validate
 from evenpack.data.order.step_shape import CostWeights
@@ -13,7 +14,6 @@ from evenpack.engine.config import ParentSection, RunConfig
 from evenpack.launcher.forking import _values, stated
 from evenpack.launcher.new_run import write_commented
 from evenpack.shipped import shipped_run_files
-from evenpack.testing import run_config, run_values
 
 RUNS = [name for name in shipped_run_files() if not name.startswith(("studies/", "finetune/"))]
 

@@ -4,13 +4,13 @@ import random
 from pathlib import Path
 
 import pytest
+from run_files import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError, DataError, NotPreparedError
 from evenpack.launcher.trained import export_run, run_over_text
-from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 SENTENCES = ("a small cat sat.", "the dog ran far.", "it was late.", "we all went home.", "nobody saw the moon.")
 

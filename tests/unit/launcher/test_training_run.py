@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from run_files import changed, prepared, run_config, run_values, text_sources, write_run_file
 
 from evenpack import console
 from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_name, write_manifest
@@ -26,7 +27,6 @@ from evenpack.launcher.training import (
     report_training,
     run_training,
 )
-from evenpack.testing import changed, prepared, run_config, run_values, text_sources, write_run_file
 
 FAILED = LaunchResult(state="failed", exit_code=2, message="rank 1 on host ended", error="no space")
 

@@ -5,20 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_files import changed, pair_run_values, prepared, run_config, run_values, text_sources, write_run_file
 
 from evenpack.config import load_run_file
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.testing import (
-    changed,
-    pair_run_values,
-    prepared,
-    run_config,
-    run_values,
-    text_sources,
-    write_run_file,
-)
 
 
 def test_both_kinds_of_runs_are_valid_and_lie_below_the_folder(tmp_path: Path) -> None:

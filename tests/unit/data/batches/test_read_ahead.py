@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from run_files import changed, prepared
 from step_shapes import step_shape
 from tiny_run import tiny_gpt2_run
 
@@ -21,7 +22,6 @@ from evenpack.data.tokens.file import bin_path
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.world.distributed import World
-from evenpack.testing import changed, prepared
 
 ONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 

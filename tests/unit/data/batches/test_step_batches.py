@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from run_files import prepared, run_config, run_values, text_sources
 
 from evenpack.data.batches.pipeline import MicroBatchDataset, SkippedStep, StepBatches, training_batches
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.engine.world.distributed import World
-from evenpack.testing import prepared, run_config, run_values, text_sources
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from prepared_files import contents
+from run_files import changed, prepared, run_config, run_values, text_sources
 from tiny_run import train_state
 
 from evenpack.data.manifest import MANIFEST, Manifest
@@ -15,7 +16,6 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.where import open_where
 from evenpack.errors import CheckpointError, DataError, NotPreparedError
-from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
 STAGES = [{"step": 4, "data.sources.new.weight": 2}]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config
 from pydantic import ValidationError
+from run_files import pair_run_values, run_config
 from shard_files import MASK_SLOTS, SLOTS, VOCABULARY_SIZE, Row, random_rows, write_fixed, write_packed, write_variable
 
 from evenpack.data.config import DataConfig
@@ -18,7 +19,6 @@ from evenpack.data.shards import reading
 from evenpack.data.shards.reading import MaskedSequences
 from evenpack.data.tokens import writer as token_writer
 from evenpack.errors import ConfigError, DataError
-from evenpack.testing import pair_run_values, run_config
 
 TRAINING, EVALUATION = random_rows(60, seed=1), random_rows(9, seed=2)
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import changed, run_config, run_values
 from test_checkpoint_files import train_state
 
 from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.testing import changed, run_config, run_values
 
 Entries = list[Any]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import run_config, run_values
 
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.recipes import PaddingRecipe
@@ -36,7 +37,6 @@ from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, RunError, SaveError, UnjudgedCheckpointError
-from evenpack.testing import run_config, run_values
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 WEIGHTS = {"embedding.weight": torch.arange(12.0).view(3, 4), "head.bias": torch.ones(3, dtype=torch.bfloat16)}

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from run_files import pair_run_values, run_config
 from test_checkpoint_files import SOLO, FileEngine, train_state
 
 from evenpack.engine.checkpoints.files import Checkpoint, read_manifest
@@ -14,7 +15,6 @@ from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.config import ParentSection
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.testing import pair_run_values, run_config
 
 
 @pytest.fixture

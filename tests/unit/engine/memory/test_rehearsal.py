@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import fork_context
+from run_files import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
 from evenpack.data.batches.pipeline import MicroBatchDataset, training_batches
 from evenpack.engine.config import RunConfig
@@ -13,8 +15,6 @@ from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.launcher.planning import rehearsal_table
-from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources
-from evenpack.testing.ranks import fork_context
 
 RANKS, RANK = 2048, 1777
 

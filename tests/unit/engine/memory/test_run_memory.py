@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_files import changed, pair_run_values, run_config, run_values
 
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
@@ -14,7 +15,6 @@ from evenpack.engine.memory.estimate import RunMemory, micro_batch_size, run_mem
 from evenpack.engine.memory.text import memory_text
 from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
-from evenpack.testing import changed, pair_run_values, run_config, run_values
 
 VOCABULARY, RANKS = 50_257, 8
 ITEM = AverageItem(sequences=Fraction(2), tokens=Fraction(1000), row_slots=1024)

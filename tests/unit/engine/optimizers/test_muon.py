@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from run_files import run_config, run_values
 from torch import nn
 
 from evenpack.engine.optimizers import muon
@@ -19,7 +20,6 @@ from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
 from evenpack.models.cost import model_sizes
 from evenpack.models.families import find_family, known_families
-from evenpack.testing import run_config, run_values
 
 SECTION = MuonSection(kind="muon", learning_rate=0.02, weight_decay=0.1, epsilon=1e-6, momentum=0.9)
 Optimizers = dict[str, tuple[list[nn.Parameter], torch.optim.Optimizer]]

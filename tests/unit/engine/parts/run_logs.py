@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from loop_steps import start_of
+from run_files import run_config, run_values
 
 from evenpack.engine.build import Start
 from evenpack.engine.config import MetricsSection
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog
-from evenpack.testing import run_config, run_values
 
 
 def record(step: int, **values: Any) -> dict[str, Any]:

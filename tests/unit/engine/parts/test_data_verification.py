@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from noted_moves import noted_moves
+from run_files import changed
 from tiny_run import tiny_gpt2_run
 
 from evenpack.data.checksums import Damage, find_damage
@@ -28,7 +29,6 @@ from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.launcher.planning import plan_training
-from evenpack.testing import changed
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from loop_steps import start_of, step_of
 from rich.console import Console
+from run_files import pair_run_values, run_config, run_values
 
 from evenpack import console
 from evenpack.engine.evaluate import Evaluations, SourceEvaluation
@@ -15,7 +16,6 @@ from evenpack.engine.parts import progress
 from evenpack.engine.parts.part import Step
 from evenpack.engine.parts.progress import ProgressLine
 from evenpack.progress import Progress
-from evenpack.testing import pair_run_values, run_config, run_values
 
 
 class Clock:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from loop_steps import start_of
+from run_files import run_config, run_values
 
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.engine import LocalStep
@@ -14,7 +15,6 @@ from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.parts.part import Update
 from evenpack.engine.reporting.step_totals import LossTotals, RankMaxima, RankSums, StepTotals
 from evenpack.losses import StepCounts
-from evenpack.testing import run_config, run_values
 
 
 def totals(norm: float) -> StepTotals:

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from run_files import run_config, run_values
 
 from evenpack.engine.build import Start
 from evenpack.engine.parts.metrics_writer import MetricsWriter
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.summary import computed_alike
 from evenpack.errors import DataError
-from evenpack.testing import run_config, run_values
 
 
 def test_a_rate_is_of_the_steps_that_as_many_ranks_computed_as_the_last() -> None:

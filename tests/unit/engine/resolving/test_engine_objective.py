@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pair_sources import pair_run
 from prepared_files import two_sources
+from run_files import changed, run_config, run_values
 from step_shapes import step_shape
 
 from evenpack.config import validate
@@ -18,7 +19,6 @@ from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.losses import StepCounts
-from evenpack.testing import changed, run_config, run_values
 
 PACKS_PER_STEP = 5
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prepared_files import two_sources
+from run_files import run_values
 
 from evenpack import testing
 from evenpack.config import with_values
@@ -17,7 +18,6 @@ from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.resolving.data_facts import AverageItem, DataFacts, average_item
 from evenpack.engine.resolving.settle import SettledRun, settle
 from evenpack.errors import ConfigError, DataError
-from evenpack.testing import run_values
 
 
 def run_config(kind: str, **training: Any) -> RunConfig:

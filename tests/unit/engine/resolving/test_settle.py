@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_files import prepared, run_config, run_values, text_sources
 from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.engine.config import RunConfig, TrainingSection
@@ -19,7 +20,6 @@ from evenpack.engine.where import open_where
 from evenpack.errors import ConfigError
 from evenpack.launcher.planning import plan_training
 from evenpack.studies.throughput.contenders import changed
-from evenpack.testing import prepared, run_config, run_values, text_sources
 
 
 def training(tokens_per_step: int, micro_batch: int) -> TrainingSection:

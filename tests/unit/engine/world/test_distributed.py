@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from run_files import run_config, run_values
 
 from evenpack.engine.train import train
 from evenpack.engine.world.distributed import (
@@ -20,7 +21,6 @@ from evenpack.engine.world.distributed import (
     require_shared_directory,
 )
 from evenpack.errors import RunError
-from evenpack.testing import run_config, run_values
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 OPEN_MPI = {

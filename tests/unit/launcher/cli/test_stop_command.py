@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from command_line import evenpack
+from run_files import run_values, text_sources, write_run_file
 
 from evenpack.launcher.processes.identities import RankPlace
 from evenpack.launcher.processes.ranks import RankFolder, RankStatus
 from evenpack.launcher.processes.stop import read_stop_request
-from evenpack.testing import run_values, text_sources, write_run_file
 
 
 def test_a_run_that_goes_on_is_asked_to_stop(tmp_path: Path) -> None:

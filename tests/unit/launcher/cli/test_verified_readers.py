@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from command_line import Done, evenpack
+from run_files import pair_run_values, text_sources, write_run_file
 from tiny_run import lone_world
 
 import evenpack as ev
@@ -24,7 +25,6 @@ from evenpack.engine.evaluate import Evaluations, evaluate_model
 from evenpack.engine.train import train_in
 from evenpack.errors import DataError
 from evenpack.launcher import trained
-from evenpack.testing import pair_run_values, text_sources, write_run_file
 
 NOT_VERIFIED = "is not verified here, only its sizes"
 WORDS = ("a small cat sat.", "the dog ran far.", "it was late.", "we all went home.", "nobody saw the moon.")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from prepared_files import sentences
+from run_files import prepared, run_config, run_values, text_sources, write_run_file
 from typer.testing import CliRunner
 
 from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.launcher.cli.app import app
-from evenpack.testing import prepared, run_config, run_values, text_sources, write_run_file
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from rank_places import place_of
+from run_files import run_config, run_values
 
 from evenpack.engine.activity import START, Activity, Doing
 from evenpack.launcher.processes.hangs import Hang, HangLimits, HangMonitor, Heartbeat, beat_seconds
 from evenpack.launcher.processes.ranks import RankFolder, RankStatus
-from evenpack.testing import run_config, run_values
 
 CLUSTER_LIMITS = HangLimits(step_seconds=1e6, start_seconds=1e6)
 """Of a run that is not ended; ranks of it write every two seconds."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from repository import CONFIGS
+from run_files import run_values, write_run_file
 
 from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
@@ -16,7 +17,6 @@ from evenpack.studies.chunking.curves import held_out_evaluations
 from evenpack.studies.chunking.study import ChunkingStudy
 from evenpack.studies.runs.jobs import StudyRun, expand
 from evenpack.studies.runs.study_file import load_study
-from evenpack.testing import run_values, write_run_file
 
 CONCAT = {"data.recipe": {"kind": "concat", "isolate_documents": False}}
 DOCUMENTS = {"data.recipe": {"kind": "documents"}}

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import changed
 from tiny_run import tiny_gpt2_run
 
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.engine.config import RunConfig
 from evenpack.studies.imbalance import study as study_module
 from evenpack.studies.imbalance.simulation import Simulation, make_cluster, simulate
-from evenpack.testing import changed
 
 _SIMULATED: list[Simulation] = []
 PADDED = {

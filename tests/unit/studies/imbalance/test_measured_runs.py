@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from command_line import evenpack
 from logged_runs import CPU, log_run
+from run_files import changed, write_run_file
 from studied_runs import studied
 
 from evenpack.engine.config import RunConfig
@@ -20,7 +21,6 @@ from evenpack.studies.imbalance.step_cost import SHIPPED
 from evenpack.studies.imbalance.study import run_study
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.subject import find_subject
-from evenpack.testing import changed, write_run_file
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from repository import ROOT
+from run_files import changed, prepared, run_config, run_values, text_sources
 from slow_cases import slow_but
 from tiny_run import tiny_gpt2_run
 from windowed_models import layers_with_windows, with_windows
@@ -26,7 +27,6 @@ from evenpack.studies.imbalance.step_cost import SHIPPED
 from evenpack.studies.plan.options import PlanOptions
 from evenpack.studies.plan.plan import RunPlan, plan_run, step_balance
 from evenpack.studies.plan.rates import MEASURED_MFU
-from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 from evenpack.visible_pairs import total_pairs_within
 
 CONFIGS = ROOT / "configs"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from finetuning_tasks import write_sentences
 from rich.console import Console
+from run_files import pair_run_values, run_values, write_run_file
 from study_files import FakeMachine, write_study
 
 from evenpack.config import load_run_file
@@ -20,7 +21,6 @@ from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs.jobs import FinetuneRun, Job, StudyRun, expand, expand_finetunings, require_tasks
 from evenpack.studies.runs.runner import RESULT, EndedRun, describe_state, train_runs
 from evenpack.studies.runs.study_file import load_study
-from evenpack.testing import pair_run_values, run_values, write_run_file
 
 PAIRS = [f"second/{arm}/seed_{seed}" for seed in (1, 2) for arm in ("unpacked", "packed")]
 
