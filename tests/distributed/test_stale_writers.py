@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import pytest
 from forked_ranks import fork_context
-from forked_ranks import fork_context
 from killed_saves import NEW, OLD, SOLO, PlainEngine, count_borders, train_state
 
 from evenpack.console import save_json

@@ -3,6 +3,7 @@
 import resource
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -58,6 +59,26 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes batches small, so that there are many commits."""
     monkeypatch.setattr(tokenising, "BATCH_TEXT_BYTES", 4000)
     monkeypatch.setattr(writer, "COMMIT_SECONDS", 0.0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[..., None]]":
+    """Makes the rules of attention see an H100 without flash-attn, and on each call a GPU of another capability."""
+    import torch
+
+    from evenpack.kernels import capabilities
+
+    def pretend(major: int = 9, minor: int = 0, *, has_triton: bool = True) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
+        monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+        monkeypatch.setattr(capabilities, "has_triton", lambda: has_triton)
+        monkeypatch.setitem(sys.modules, "flash_attn", None)
+        capabilities.resolve_backend.cache_clear()
+
+    pretend()
+    yield pretend
+    capabilities.resolve_backend.cache_clear()
 
 
 @pytest.fixture

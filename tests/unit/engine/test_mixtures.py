@@ -48,21 +48,16 @@ def staged(config: RunConfig, stages: Stages, **training: Any) -> RunConfig:
     ("stages", "training", "told"),
     [
         ([{"step": 4, "data.sources.wki.weight": 2}], {}, "step 4: there is no source 'wki'; did you mean 'wiki'"),
-        ([{"step": 4, WIKI: -2}], {}, r"the stage of step 4:\n.*wiki.weight.* greater than or equal to 0, found -2"),
-        ([{"step": 4, WIKI: 1.5}], {}, r"the stage of step 4:\n.*wiki.weight.*found 1.5"),
+        ([{"step": 4, WIKI: -2}], {}, r"the stage of step 4:\n.*wiki.weight.*found -2"),
         ([{"step": 4, WIKI: 0, CODE: 0}], {}, r"the stage of step 4:\n.*every source has weight 0"),
         ([{"step": 4, PACKS: 7}], {}, r"the stage of step 4:\n.*packs_per_micro_batch \(2\) must divide .*\(7\)"),
         ([{"step": 4, "model.hidden_size": 64}], {}, "stages, step 4: model.hidden_size cannot change within a run"),
-        ([{"step": 4, "data.tokenizer.path": "x"}], {}, "step 4: data.tokenizer.path cannot change within a run"),
         ([{"step": 4}], {}, "stages, step 4: it changes nothing"),
-        ([{"step": 1, WIKI: 2}], {}, "stages.step: .* equal to 2, found 1"),
         ([STAGES[1], STAGES[0]], {}, "that of step 4 comes after that of step 9"),
         ([STAGES[0], STAGES[0]], {}, "that of step 4 comes after that of step 4"),
         ([{"step": 13, WIKI: 2}], {}, r"one of step 13, above training.steps \(12\)"),
         (STAGES, {"steps": None, "epochs": 2.0}, "by steps.*: give training.steps"),
-        (STAGES, {"packs_per_step": None, "tokens_per_step": 200}, "set training.tokens_per_step=null"),
         (STAGES, {"packing_adjustment": "fewer_accumulations"}, "set training.packing_adjustment=none"),
-        (STAGES, {"evaluate_every_samples": 50}, "set training.evaluate_every_samples=null"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(config: RunConfig, stages: Stages, training: Any, told: str):

@@ -26,11 +26,8 @@ def package(tmp_path: Path) -> Path:
     return package
 
 
-def test_an_unchanged_package_has_the_commit_alone(package: Path) -> None:
+def test_a_package_has_the_commit_alone_also_after_a_figure_was_drawn_again(package: Path) -> None:
     assert commit_of_source(package) == git(package, "rev-parse", "HEAD")[:12]
-
-
-def test_a_figure_that_was_drawn_again_leaves_no_mark(package: Path) -> None:
     (package.parent / "figure.png").write_text("new")
     assert commit_of_source(package) == git(package, "rev-parse", "HEAD")[:12]
 

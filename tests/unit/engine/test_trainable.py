@@ -23,14 +23,22 @@ def mlperf_run(folder: Path, **data: Any) -> RunConfig:
     return prepared(run_config(pair_run_values("bert", folder, data=data, training=training, mlperf=SUBMISSION)))
 
 
-def test_only_training_needs_the_package_that_writes_mlperfs_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({}, "section mlperf: needs the package mlperf-logging"),
+        ({"mlperf": None, "metrics": MetricsSection(tensorboard=True)}, r"metrics.tensorboard: .*pip install"),
+    ],
+    ids=["mlperf", "tensorboard"],
+)
+def test_a_package_that_only_training_needs_is_named_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], message: str
 ) -> None:
-    config = mlperf_run(tmp_path)
+    config = mlperf_run(tmp_path).model_copy(update=sections)
     assert plan_training(config, ranks=1).cost.steps == 4
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     open_run(config)
-    with pytest.raises(ConfigError, match=r"section mlperf: needs the package mlperf-logging.* or leave the section"):
+    with pytest.raises(ConfigError, match=message):
         plan_training(config, ranks=1)
 
 
@@ -39,18 +47,6 @@ def test_a_target_with_nothing_held_out_to_measure_it_on_is_refused(tmp_path: Pa
     config = mlperf_run(tmp_path, validation_fraction=0.0)
     with pytest.raises(ConfigError, match=r"target_accuracy \(0\.72\) is measured on held-out documents"):
         plan_training(config, ranks=1)
-
-
-def test_a_tracker_that_is_missing_is_named_before_anything_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = mlperf_run(tmp_path)
-    tracked = config.model_copy(update={"mlperf": None, "metrics": MetricsSection(tensorboard=True)})
-    assert plan_training(tracked, ranks=1).cost.steps == 4
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    open_run(tracked)
-    with pytest.raises(ConfigError, match=r"metrics.tensorboard: .* pip install 'evenpack\[tensorboard\]'"):
-        plan_training(tracked, ranks=1)
 
 
 def test_a_plan_says_which_weights_a_run_starts_from_or_that_there_are_none_yet(

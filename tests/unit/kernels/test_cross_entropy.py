@@ -27,20 +27,24 @@ def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor,
     return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), labels, weights.to(dtype)
 
 
-def plain(hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    logits = F.linear(hidden, weight)
-    return (F.cross_entropy(logits.to(weights.dtype), labels, reduction="none") * weights).sum()
+def plain(hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+    logits = F.linear(hidden, weight).to(weights.dtype)
+    logits = logits if bias is None else logits + bias
+    return (F.cross_entropy(logits, labels, reduction="none") * weights).sum()
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 53, 1000, None])
-def test_loss_and_gradients_are_those_of_the_plain_loss(chunk_tokens: int | None) -> None:
+def test_loss_and_gradients_are_those_of_the_plain_loss(chunk_tokens: int | None, biased: bool) -> None:
     hidden, weight, labels, weights = problem()
-    loss, _ = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=chunk_tokens)
-    expected = plain(hidden, weight, labels, weights)
+    bias = torch.linspace(-2, 2, VOCABULARY, requires_grad=True) if biased else None
+    loss, _ = linear_cross_entropy(hidden, weight, labels.int(), weights, bias=bias, chunk_tokens=chunk_tokens)
+    expected = plain(hidden, weight, labels, weights, bias)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    actual_gradients = torch.autograd.grad(loss * 0.37, (hidden, weight))
-    expected_gradients = torch.autograd.grad(expected * 0.37, (hidden, weight))
+    leaves = (hidden, weight) if bias is None else (hidden, weight, bias)
+    actual_gradients = torch.autograd.grad(loss * 0.37, leaves)
+    expected_gradients = torch.autograd.grad(expected * 0.37, leaves)
     torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
 
 
@@ -69,71 +73,20 @@ def test_tokens_of_weight_zero_contribute_nothing() -> None:
     assert torch.equal(other_gradients[1], gradients[1])
 
 
-def test_right_predictions_are_counted_where_the_weight_is_above_zero() -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_right_predictions_are_counted_where_the_weight_is_above_zero(biased: bool) -> None:
     hidden, weight, labels, weights = problem()
-    _, correct = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=10)
-    right = (hidden @ weight.T).argmax(dim=1) == labels
+    bias = torch.linspace(-2, 2, VOCABULARY) * biased
+    _, correct = linear_cross_entropy(hidden, weight, labels, weights, bias=bias, chunk_tokens=10)
+    right = (hidden @ weight.T + bias).argmax(dim=1) == labels
     assert correct.dtype == torch.int64
     assert not correct.requires_grad
     assert correct.item() == int((right & (weights > 0)).sum())
     assert 0 < correct.item() < int(right.sum())  # some right predictions have weight zero
-    twice = torch.cat([weight, weight])
-    for tied_labels in (labels, labels + len(weight)):  # each entry shares its logit with another one
-        assert torch.equal(linear_cross_entropy(hidden, twice, tied_labels, weights, chunk_tokens=10)[1], correct)
-
-
-def test_labels_may_be_int32() -> None:
-    hidden, weight, labels, weights = problem()
-    loss, _ = linear_cross_entropy(hidden, weight, labels.int(), weights)
-    assert torch.equal(loss, linear_cross_entropy(hidden, weight, labels, weights)[0])
-
-
-# Bias
-
-
-def biased(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(hidden @ weight.T + bias, labels, reduction="none")
-
-
-@pytest.mark.parametrize("chunk_tokens", [None, 10])
-def test_a_bias_gives_the_loss_and_all_gradients_of_the_plain_computation(chunk_tokens: int | None) -> None:
-    hidden, weight, labels, weights = problem()
-    bias = torch.randn(weight.shape[0], generator=torch.Generator().manual_seed(5)).requires_grad_()
-    loss, correct = linear_cross_entropy(hidden, weight, labels, weights, bias=bias, chunk_tokens=chunk_tokens)
-    expected = (biased(hidden, weight, bias, labels) * weights).sum()
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    right = (hidden @ weight.T + bias).argmax(dim=1) == labels
-    assert correct.item() == int((right & (weights > 0)).sum())
-    leaves = (hidden, weight, bias)
-    for found, wanted in zip(
-        torch.autograd.grad(loss * 3, leaves), torch.autograd.grad(expected * 3, leaves), strict=True
-    ):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_the_bias_and_its_gradient_stay_float32_under_autocast() -> None:
-    """Rounded to bfloat16, a bias of 1000.5 would be 1000."""
-    hidden, weight, labels, weights = problem()
-    bias = torch.full((weight.shape[0],), 1000.0)
-    bias[3] += 0.5
-    bias.requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = linear_cross_entropy(hidden, weight, labels, weights, bias=bias, chunk_tokens=10)
-    logits = (hidden.bfloat16() @ weight.bfloat16().T).float() + bias
-    expected = (F.cross_entropy(logits, labels, reduction="none") * weights).sum()
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
-    (found,), (wanted,) = torch.autograd.grad(loss, bias), torch.autograd.grad(expected, bias)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_a_bias_alone_may_be_trained() -> None:
-    hidden, weight, labels, weights = problem()
-    bias = torch.zeros(weight.shape[0]).requires_grad_()
-    loss, _ = linear_cross_entropy(hidden.detach(), weight.detach(), labels, weights, bias=bias)
-    (found,) = torch.autograd.grad(loss, bias)
-    expected = (biased(hidden, weight, bias, labels) * weights).sum()
-    torch.testing.assert_close(found, torch.autograd.grad(expected, bias)[0], rtol=1e-5, atol=1e-5)
+    doubled = {"weight": torch.cat([weight, weight]), "bias": torch.cat([bias, bias])}
+    for tied in (labels, labels + VOCABULARY):  # each entry shares its logit with another one
+        found = linear_cross_entropy(hidden, labels=tied, weights=weights, chunk_tokens=10, **doubled)
+        assert torch.equal(found[1], correct)
 
 
 # Precision
@@ -151,20 +104,27 @@ def test_bfloat16_parameters_get_bfloat16_gradients_summed_in_float32() -> None:
         assert (rounded.grad - wanted).norm() / wanted.norm() < 2e-2
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("hidden_dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_under_autocast_products_are_bfloat16_and_the_rest_is_float32(hidden_dtype: torch.dtype) -> None:
+def test_under_autocast_products_are_bfloat16_and_the_rest_is_float32(hidden_dtype: torch.dtype, biased: bool) -> None:
     hidden, weight, labels, weights = problem()
     hidden = hidden.detach().to(hidden_dtype).requires_grad_()
+    bias = None
+    if biased:
+        bias = torch.full((VOCABULARY,), 1000.0)
+        bias[3] += 0.5  # in bfloat16 it would be 1000, too
+        bias.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=10)
-    rounded_hidden, rounded_weight = hidden.bfloat16(), weight.bfloat16()
-    expected = plain(rounded_hidden, rounded_weight, labels, weights)
+        loss, _ = linear_cross_entropy(hidden, weight, labels, weights, bias=bias, chunk_tokens=10)
+    expected = plain(hidden.bfloat16(), weight.bfloat16(), labels, weights, bias)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
-    gradients = torch.autograd.grad(loss, (hidden, weight))
-    assert [gradient.dtype for gradient in gradients] == [hidden_dtype, torch.float32]
-    for actual, wanted in zip(gradients, torch.autograd.grad(expected, (hidden, weight)), strict=True):
+    leaves = (hidden, weight) if bias is None else (hidden, weight, bias)
+    gradients, expected_gradients = torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves)
+    assert [gradient.dtype for gradient in gradients] == [leaf.dtype for leaf in leaves]
+    for actual, wanted in zip(gradients, expected_gradients, strict=True):
         assert (actual - wanted).norm() / wanted.norm() < 1e-2
+    torch.testing.assert_close(gradients[2:], expected_gradients[2:], rtol=1e-4, atol=1e-4)  # of the bias
 
 
 class Operands(TorchDispatchMode):
@@ -266,17 +226,23 @@ def test_the_logits_of_all_tokens_never_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wants_hidden", "wants_weight", "products"), [(True, False, 2), (False, True, 2), (False, False, 1)]
+    ("wanted", "products"),
+    [((True, False, False), 2), ((False, True, False), 2), ((False, False, True), 1), ((False,) * 3, 1)],
 )
-def test_only_the_gradients_that_are_wanted_are_computed(wants_hidden: bool, wants_weight: bool, products: int) -> None:
+def test_only_the_gradients_that_are_wanted_are_computed(wanted: tuple[bool, bool, bool], products: int) -> None:
     hidden, weight, labels, weights = problem()
-    hidden, weight = hidden.detach().requires_grad_(wants_hidden), weight.detach().requires_grad_(wants_weight)
+    bias = torch.linspace(-2, 2, VOCABULARY, requires_grad=True)
+    every = torch.autograd.grad(plain(hidden, weight, labels, weights, bias), (hidden, weight, bias))
+    leaves = [leaf.detach().requires_grad_(one) for leaf, one in zip((hidden, weight, bias), wanted, strict=True)]
     with _Spy() as spy:
-        loss, _ = linear_cross_entropy(hidden, weight, labels, weights)
+        loss, _ = linear_cross_entropy(leaves[0], leaves[1], labels, weights, bias=leaves[2])
         if loss.requires_grad:
             loss.backward()
     assert spy.products == products
-    assert (hidden.grad is not None, weight.grad is not None) == (wants_hidden, wants_weight)
+    for leaf, one, expected in zip(leaves, wanted, every, strict=True):
+        assert (leaf.grad is not None) == one
+        if leaf.grad is not None:
+            torch.testing.assert_close(leaf.grad, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_evaluation_computes_the_same_loss_and_no_gradients() -> None:

@@ -108,11 +108,9 @@ def _for_each_head(keys_or_values: Tensor, q: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    for cached in (flash4.import_failure, resolve_backend):
-        cached.cache_clear()
+    flash4.import_failure.cache_clear()
     yield
-    for cached in (flash4.import_failure, resolve_backend):
-        cached.cache_clear()
+    flash4.import_failure.cache_clear()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> None:
@@ -203,20 +201,20 @@ def test_compiled_it_is_one_graph_for_any_number_of_segments_and_slots() -> None
         ({}, (9, 0), None),
         ({}, (10, 0), None),
         ({"window": True, "causal": False, "dtype": torch.float16, "head_dim": 128}, (9, 0), None),
-        ({"dropout": True}, (9, 0), "FlashAttention 4 has no dropout"),
-        ({"alibi": True}, (9, 0), "FlashAttention 4 has no ALiBi"),
-        ({"dtype": torch.float32}, (9, 0), "float16 or bfloat16, not float32"),
-        ({"head_dim": 60}, (9, 0), "head_dim 60 is not a multiple of 8 up to 128"),
-        ({"head_dim": 136}, (9, 0), "head_dim 136 is not a multiple of 8 up to 128"),
-        ({}, (8, 0), r"compute capability 9.0 (H100, H200) or 10 (B200), this device has 8.0"),
+        ({"dropout": True}, (9, 0), "no dropout"),
+        ({"alibi": True}, (9, 0), "no ALiBi"),
+        ({"dtype": torch.float32}, (9, 0), "not float32"),
+        ({"head_dim": 60}, (9, 0), "head_dim 60 is not"),
+        ({"head_dim": 136}, (9, 0), "head_dim 136 is not"),
+        ({}, (8, 0), "this device has 8.0"),
         ({}, (12, 0), "this device has 12.0"),
         ({"device_type": "cpu"}, (9, 0), "needs a CUDA device, not cpu"),
     ],
 )
 def test_what_it_cannot_serve_is_refused_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], capability: tuple[int, int], reason: str | None
+    gpu: Callable[..., None], change: dict[str, Any], capability: tuple[int, int], reason: str | None
 ) -> None:
-    pretend(monkeypatch, capability)
+    gpu(*capability)
     request = replace(REQUEST, **change)
     found = unavailable_reason("flash4", request)
     if reason is None:
@@ -224,20 +222,12 @@ def test_what_it_cannot_serve_is_refused_with_the_reason(
         assert resolve_backend("flash4", request) == "flash4"
         return
     assert reason in str(found)
-    with pytest.raises(BackendError, match=r"'flash4' cannot serve .*; take attention.backend=auto or .*: reference"):
+    with pytest.raises(BackendError, match=r"'flash4' cannot serve .*attention.backend=auto or .*: reference"):
         resolve_backend("flash4", request)
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-
-
-@pytest.mark.usefixtures("package")
+@pytest.mark.usefixtures("package", "gpu")
 def test_auto_never_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, (9, 0))
     assert resolve_backend("auto", REQUEST) == "varlen"
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
     resolve_backend.cache_clear()

@@ -12,13 +12,13 @@ from evenpack.kernels import flex, reference
 from evenpack.kernels.segments import Segments, segment_of_slots
 
 HEADS, HEAD_DIM = 3, 16
-MIXES = {
-    "one segment": (96,),
-    "single tokens": (1,) * 20,
-    "blocks": (128, 128, 256),
-    "over the borders of blocks": (300, 0, 5, 200, 130, 7, 0, 0),
-    "empty everywhere": (0, 12, 0, 0, 70, 1, 0, 300, 0, 0, 0),
-}
+MIXES = [
+    (96,),
+    (1,) * 20,
+    (128, 128, 256),
+    (300, 0, 5, 200, 130, 7, 0, 0),
+    (0, 12, 0, 0, 70, 1, 0, 300, 0, 0, 0),
+]
 
 
 def borders(lengths: tuple[int, ...]) -> Tensor:
@@ -39,92 +39,60 @@ def _directly(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_directly")
 @pytest.mark.parametrize("alibi", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("key_value_heads", [1, HEADS])
-@pytest.mark.parametrize("lengths", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize(("key_value_heads", "window"), [(1, None), (HEADS, None), (HEADS, 1), (1, 130)])
+@pytest.mark.parametrize("lengths", MIXES, ids=str)
 def test_outputs_are_those_of_the_reference(
-    lengths: tuple[int, ...], key_value_heads: int, causal: bool, alibi: bool
+    lengths: tuple[int, ...], key_value_heads: int, window: int | None, causal: bool, alibi: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     heads = (HEADS, key_value_heads, key_value_heads)
     q, k, v = (torch.randn(sum(lengths), count, HEAD_DIM, generator=generator) for count in heads)
     slopes = torch.exp2(-torch.arange(1.0, HEADS + 1)) if alibi else None
     arguments = (q, k, v, segments(lengths, causal=causal, slopes=slopes))
-    torch.testing.assert_close(flex.attend(*arguments), reference.attend(*arguments), rtol=1e-5, atol=1e-5)
+    found, expected = flex.attend(*arguments, window=window), reference.attend(*arguments, window=window)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.usefixtures("_directly")
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [1, 130])
-def test_a_window_has_the_outputs_of_the_reference(window: int, causal: bool) -> None:
-    lengths = (5, 300, 40)
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(sum(lengths), HEADS, HEAD_DIM, generator=generator) for _ in range(3))
-    arguments = (q, k, v, segments(lengths, causal=causal))
-    torch.testing.assert_close(
-        flex.attend(*arguments, window=window), reference.attend(*arguments, window=window), rtol=1e-5, atol=1e-5
-    )
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 400), min_size=1, max_size=8).filter(sum),
     causal=st.booleans(),
-    window=st.integers(1, 400),
+    window=st.none() | st.integers(1, 400),
 )
-def test_blocks_of_a_window_leave_out_no_visible_pair(lengths: list[int], causal: bool, window: int) -> None:
+def test_blocks_are_those_that_hold_a_visible_pair(lengths: list[int], causal: bool, window: int | None) -> None:
     cu_seqlens, tokens = borders(tuple(lengths)), sum(lengths)
-    segments = segment_of_slots(cu_seqlens, tokens)
-    partial, whole = flex.visible_blocks(cu_seqlens, segments, causal=causal, window=window)
+    slots = segment_of_slots(cu_seqlens, tokens)
+    partial, whole = flex.visible_blocks(cu_seqlens, slots, causal=causal, window=window)
     side = flex.BLOCK * len(partial)
     visible = torch.zeros(side, side, dtype=torch.bool)
     for start, stop in pairwise(cu_seqlens.tolist()):
         visible[start:stop, start:stop] = True
-    visible = (visible.tril() if causal else visible).triu(-window).tril(window)
+    visible = visible.tril() if causal else visible
+    visible = visible if window is None else visible.triu(-window).tril(window)
     pairs = visible.view(len(partial), flex.BLOCK, len(partial), flex.BLOCK).transpose(1, 2).flatten(2)
+    seen = pairs.any(dim=2)
     assert torch.equal(whole, pairs.all(dim=2))
-    assert not (pairs.any(dim=2) & ~partial & ~whole).any()
-    nearest = (torch.arange(len(partial))[:, None] - torch.arange(len(partial))).abs() - 1
-    assert not (partial & (nearest * flex.BLOCK >= window)).any(), "blocks beyond the window are not computed"
+    assert not (seen & ~partial & ~whole).any()
+    if window is None:
+        assert torch.equal(partial, seen & ~whole)
+        mask = flex.block_mask(cu_seqlens, tokens, causal=causal)
+        assert torch.equal(mask.to_dense()[0, 0].bool(), seen), "as PyTorch reads the lists of blocks"
+    else:
+        nearest = (torch.arange(len(partial))[:, None] - torch.arange(len(partial))).abs() - 1
+        assert not (partial & (nearest * flex.BLOCK >= window)).any(), "blocks beyond the window are not computed"
 
 
-@settings(max_examples=60, deadline=None)
-@given(lengths=st.lists(st.integers(0, 400), min_size=1, max_size=8).filter(sum), causal=st.booleans())
-def test_blocks_are_those_that_hold_a_visible_pair(lengths: list[int], causal: bool) -> None:
-    cu_seqlens, tokens = borders(tuple(lengths)), sum(lengths)
-    partial, whole = flex.visible_blocks(cu_seqlens, segment_of_slots(cu_seqlens, tokens), causal=causal)
-    side = flex.BLOCK * len(partial)
-    visible = torch.zeros(side, side, dtype=torch.bool)
-    for start, stop in pairwise(cu_seqlens.tolist()):
-        visible[start:stop, start:stop] = True
-    if causal:
-        visible = visible.tril()
-    pairs = visible.view(len(partial), flex.BLOCK, len(partial), flex.BLOCK).transpose(1, 2).flatten(2)
-    assert torch.equal(whole, pairs.all(dim=2))
-    assert torch.equal(partial, pairs.any(dim=2) & ~pairs.all(dim=2))
-    mask = flex.block_mask(cu_seqlens, tokens, causal=causal)
-    assert torch.equal(mask.to_dense()[0, 0].bool(), pairs.any(dim=2)), "as PyTorch reads the lists of blocks"
-
-
-def test_the_layers_of_a_micro_batch_share_a_mask_and_the_next_one_has_its_own() -> None:
+def test_the_layers_of_a_micro_batch_share_a_mask_that_goes_with_it_and_the_next_one_has_its_own() -> None:
+    before = len(flex._MASKS)
     cu_seqlens = borders((100, 60))
     first = flex._mask(cu_seqlens, 160, causal=True, window=None)
-    assert flex._mask(cu_seqlens, 160, causal=True, window=None) is first
     assert flex._mask(cu_seqlens, 160, causal=True, window=8) is not first, "layers with a window have another"
     assert flex._mask(cu_seqlens, 160, causal=True, window=None) is first
     assert flex._mask(borders((100, 60)), 160, causal=True, window=None) is not first
     assert flex._mask(cu_seqlens, 160, causal=False, window=None) is not first
     cu_seqlens[1] = 40  # a buffer that the next micro-batch is copied into
-    changed = flex._mask(cu_seqlens, 160, causal=True, window=None)
-    assert segment_of_slots(cu_seqlens, 160).tolist() == [0] * 40 + [1] * 120
-    assert changed is not first
-
-
-def test_a_mask_is_gone_with_its_micro_batch() -> None:
-    before = len(flex._MASKS)
-    cu_seqlens = borders((100, 60))
-    flex._mask(cu_seqlens, 160, causal=True, window=None)
-    assert len(flex._MASKS) == before + 1
+    assert flex._mask(cu_seqlens, 160, causal=True, window=None) is not first
+    assert len(flex._MASKS) > before
     del cu_seqlens
     assert len(flex._MASKS) == before
 

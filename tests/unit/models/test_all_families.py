@@ -31,7 +31,7 @@ EXPORTED = {
 def model_of(kind: str, *, seed: int = 0, backend: str = "auto", **settings: Any) -> Model:
     values = {"kind": kind, "layers": 2, "hidden_size": 32, "heads": 2, "dropout": 0.0, **settings}
     if kind == "llama":
-        values |= {"key_value_heads": 1, "feed_forward_size": 48}
+        values = {"key_value_heads": 1, "feed_forward_size": 48} | values
     config = config_of(kind).model_validate(values)
     return new_model(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, attention_backend=backend, seed=seed)
 
@@ -59,6 +59,35 @@ def test_initial_weights_depend_on_the_seed_alone(kind: str) -> None:
     assert torch.equal(torch.get_rng_state(), before), "torch's own random state is left alone"
     assert all(torch.equal(weights[name], again[name]) for name in weights)
     assert not torch.equal(weights["token_embedding.weight"], other["token_embedding.weight"])
+
+
+ON_THE_RESIDUAL_STREAM = ("attention.output.weight", "feed_forward.contract.weight")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shrunk", "cut"),
+    [
+        ("gpt2", ON_THE_RESIDUAL_STREAM, None),
+        ("llama", ON_THE_RESIDUAL_STREAM, None),
+        ("bert", (), None),
+        ("modernbert", (*ON_THE_RESIDUAL_STREAM, "masked_token_head.dense.weight"), 2.0),
+    ],
+)
+def test_initial_weights_are_those_of_the_published_recipe(
+    kind: str, shrunk: tuple[str, ...], cut: float | None
+) -> None:
+    """Normals of 0.02, on the residual stream divided by the root of twice the layers, in ModernBERT cut at two."""
+    for name, parameter in model_of(kind, layers=8, hidden_size=128, heads=4).named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert (parameter == 1.0).all(), name
+        else:
+            deviation = 0.02 / (16**0.5 if name.endswith(shrunk) else 1.0)
+            left = 0.8796 if cut else 1.0  # of a normal distribution's deviation, cut at two of them
+            assert parameter.std().item() == pytest.approx(left * deviation, rel=0.07), name
+            assert abs(parameter.mean().item()) < 6 * deviation / parameter.numel() ** 0.5, name
+            assert (parameter.abs().max() <= 2 * deviation) == bool(cut), name
 
 
 @pytest.mark.parametrize("kind", known_families())
@@ -101,14 +130,14 @@ def test_dropout_of_the_embedding_drops_all_that_goes_into_the_blocks(kind: str)
     assert not model.hidden_states(batch_of(kind)).any()  # initial biases are zero, so that nothing comes from nothing
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [{}, {"dropout": 0.2}, {"attention_dropout": 0.4}], ids=str)
 @pytest.mark.parametrize(("kind", "settings"), [*((kind, {}) for kind in known_families()), ("gpt2", ALIBI)])
 def test_activation_checkpointing_recomputes_and_gives_the_same_gradients(
-    kind: str, settings: dict[str, Any], dropout: float
+    kind: str, settings: dict[str, Any], dropout: dict[str, float]
 ) -> None:
-    results, calls = [], []
+    results, calls, batch = [], [], batch_of(kind)
     for checkpointing in (False, True):
-        model = model_of(kind, dropout=dropout, activation_checkpointing=checkpointing, **settings)
+        model = model_of(kind, activation_checkpointing=checkpointing, **settings, **dropout)
         calls.append(0)
 
         def count(*_: Any) -> None:
@@ -116,10 +145,12 @@ def test_activation_checkpointing_recomputes_and_gives_the_same_gradients(
 
         for block in model.blocks:
             block.feed_forward.expand.register_forward_pre_hook(count)
-        results.append(loss_and_gradients(model, batch_of(kind), seed=3))
+        results.append(loss_and_gradients(model, batch, seed=3))
     assert calls == [2, 4]
     assert torch.equal(results[0][0], results[1][0])
     assert all(torch.equal(gradient, results[1][1][name]) for name, gradient in results[0][1].items())
+    is_drawn = not torch.equal(results[0][0], loss_and_gradients(model, batch, seed=4)[0])
+    assert is_drawn == bool(dropout), "something is dropped"
 
 
 @pytest.mark.parametrize("kind", known_families())
@@ -134,20 +165,6 @@ def test_the_rate_is_that_of_dropout_unless_it_has_its_own(kind: str) -> None:
         assert [layer.dropout for layer in layers] == [rate, rate]
         dropouts = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
         assert set(dropouts) == {settings["dropout"]}, "the others keep theirs"
-
-
-@pytest.mark.parametrize("kind", known_families())
-def test_dropout_of_attention_alone_is_recomputed_with_the_same_draws(kind: str) -> None:
-    batch = batch_of(kind)
-    plain, checkpointed = (
-        model_of(kind, dropout=0.0, attention_dropout=0.4, activation_checkpointing=checkpointing)
-        for checkpointing in (False, True)
-    )
-    loss, gradients = loss_and_gradients(plain, batch, seed=3)
-    again, same_gradients = loss_and_gradients(checkpointed, batch, seed=3)
-    assert torch.equal(loss, again)
-    torch.testing.assert_close(gradients, same_gradients)
-    assert not torch.equal(loss, loss_and_gradients(plain, batch, seed=4)[0]), "something is dropped"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in known_families() if find_family(kind).huggingface is not None])

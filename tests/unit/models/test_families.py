@@ -10,7 +10,12 @@ import pytest
 
 import evenpack
 from evenpack.errors import ConfigError
-from evenpack.models.families import config_of, family_of, find_family, known_families
+from evenpack.models.families import (
+    config_of,
+    family_of,
+    find_family,
+    known_families,
+)
 
 PACKAGE = Path(evenpack.__file__).parent
 TOKENIZERS = (PACKAGE / "data" / "config.py", PACKAGE / "data" / "prepare", PACKAGE / "data" / "tokenizers")
@@ -29,8 +34,7 @@ def test_each_family_is_whole(name: str) -> None:
 
 
 def test_an_unknown_family_is_reported_with_the_known_ones() -> None:
-    known = ", ".join(known_families())
-    with pytest.raises(ConfigError, match=f"family 'brt'; did you mean 'bert'\\? known: {known}"):
+    with pytest.raises(ConfigError, match=f"'brt'; did you mean 'bert'\\? known: {', '.join(known_families())}"):
         find_family("brt")
 
 
@@ -62,17 +66,14 @@ def test_the_search_for_families_finds_code_that_names_one(source: str, found: l
 
 
 def test_no_code_outside_the_models_names_a_family() -> None:
-    sources = [
-        path
+    sources = {
+        path.relative_to(PACKAGE): path.read_text(encoding="utf-8")
         for path in PACKAGE.rglob("*.py")
         if not path.is_relative_to(PACKAGE / "models") and not any(path.is_relative_to(place) for place in TOKENIZERS)
-    ]
-    assert len(sources) > 100
-    found = {
-        f"{path.relative_to(PACKAGE)}: {name}"
-        for path in sources
-        for name in _names_of_families(ast.parse(path.read_text(encoding="utf-8")))
     }
+    assert len(sources) > 100
+    speaking = {path: text for path, text in sources.items() if any(name in text.lower() for name in known_families())}
+    found = {f"{path}: {name}" for path, text in speaking.items() for name in _names_of_families(ast.parse(text))}
     assert found == set()
 
 

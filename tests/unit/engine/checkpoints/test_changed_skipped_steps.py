@@ -1,12 +1,13 @@
 """Skipped steps may be changed for future steps only."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from run_files import changed, run_config, run_values
+from test_checkpoint_files import train_state
 
-from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
@@ -20,16 +21,7 @@ def skipping(entries: Entries) -> RunConfig:
 
 
 def state_at(step: int, config: RunConfig) -> TrainState:
-    return TrainState(
-        step=step,
-        fingerprint="a",
-        world_size=1,
-        zero_stage=0,
-        cost_weights=CostWeights(per_token=1.0, per_squared_length=1.0, per_segment=0.0),
-        config=config.model_dump(mode="json"),
-        reached_accuracy=None,
-        samples=0,
-    )
+    return replace(train_state(step), config=config.model_dump(mode="json"))
 
 
 @pytest.mark.parametrize(
@@ -62,10 +54,9 @@ def test_steps_that_are_done_stay_as_they_were(before: Entries, now: Entries, to
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ([[6, 4]], r"\[6, 4\] is neither a step nor a span of steps: give steps and \[first, last\], from 1 on"),
+        ([[6, 4]], r"\[6, 4\] is neither a step nor a span of steps"),
         ([0], "0 is neither a step"),
         ([True], "training: skip_steps takes numbers, found true"),
-        (["x"], "'x' is neither a step"),
         ([[1, 2, 3]], r"\[1, 2, 3\] is neither a step"),
         ([[1, 1.5]], r"\[1, 1.5\] is neither a step"),
         (5, "expected a list, found 5"),

@@ -10,18 +10,17 @@ import torch
 from masked_batches import build_masked_batch, random_pairs
 from scored_tokens import masked_token_logits, next_sentence_logits
 from tensorflow_checkpoints import BERT, POSITIONS, SHAPE, SHARDS, VOCABULARY, copy_of, transformers_weights
+from test_checkpoint_files import SOLO
 from transformers import BertConfig, BertForPreTraining
 
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.sharding import SHARDINGS
-from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
 from evenpack.models.families import config_of
 from evenpack.models.foreign import tensor_bundle
 from evenpack.models.foreign.tensor_bundle import read_table
 
-SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 TOLERANCE = 1e-5
 NO_HEADS = "neither a tensor nor a bert_config.json gives the number of heads: 2, as here"
 THEIR_CONFIG = {
@@ -91,15 +90,13 @@ def test_a_tensorflow_checkpoint_fills_the_model_and_accounts_for_each_tensor(
     assert told_of(caplog) == f"initialised from {BERT} (TensorFlow); {account}; {NO_HEADS}"
 
 
-def test_more_rows_are_another_vocabulary(tmp_path: Path) -> None:
+def test_other_sizes_and_another_kind_of_model_are_refused(tmp_path: Path) -> None:
     message = refusal(make_model(vocabulary_size=197), BERT, tmp_path)
     assert "bert/embeddings/word_embeddings: expected shape (197, 8), found (203, 8)" in message
     assert "cls/predictions/output_bias: expected shape (197,), found (203,)" in message
-
-
-def test_too_few_positions_are_refused(tmp_path: Path) -> None:
     message = refusal(make_model(rows=32), BERT, tmp_path)
     assert "bert/embeddings/position_embeddings: expected shape (32, 8), found (24, 8)" in message
+    assert "with kind bert, this run has model.kind gpt2" in refusal(make_model(kind="gpt2"), BERT, tmp_path)
 
 
 def test_missing_and_surplus_layers_and_heads_are_named_as_they_are_called_there(tmp_path: Path) -> None:
@@ -110,7 +107,6 @@ def test_missing_and_surplus_layers_and_heads_are_named_as_they_are_called_there
     assert "bert/encoder/layer_1/intermediate/dense/kernel: unknown here, found shape (8, 32)" in message
     assert "adam_m" not in message
     message = refusal(make_model(next_sentence=False), BERT, tmp_path)
-    assert message.count("unknown here") == 4
     assert "cls/seq_relationship/output_weights: unknown here, found shape (2, 8)" in message
 
 
@@ -128,23 +124,11 @@ def test_one_missing_and_one_surplus_variable_are_named(tmp_path: Path, monkeypa
     assert len(message.splitlines()) == 6
 
 
-def test_a_checkpoint_of_no_known_kind_says_how_one_would_be_known(tmp_path: Path) -> None:
-    message = refusal(make_model(), SHARDS, tmp_path)
-    assert "has no bert/embeddings/word_embeddings, by which a BERT would be known" in message
-    assert "it has beta1_power, beta2_power, brain and such" in message
-
-
-def test_a_state_dict_of_pytorch_is_refused_with_the_way_to_have_it_read(tmp_path: Path) -> None:
+def test_what_is_of_no_known_kind_says_how_one_would_be_known(tmp_path: Path) -> None:
+    assert "has no bert/embeddings/word_embeddings" in refusal(make_model(), SHARDS, tmp_path)
     path = tmp_path / "ckpt_7038.pt"
     torch.save(transformers_weights(), path)
-    message = refusal(make_model(), path, tmp_path)
-    assert f"{path} is a state dict of PyTorch: load it with transformers" in message
-    assert "docs/starting_weights.md" in message
-
-
-def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    message = refusal(make_model(kind="gpt2"), BERT, tmp_path)
-    assert f"{BERT} is of a model with kind bert, this run has model.kind gpt2: make them alike" in message
+    assert f"{path} is a state dict of PyTorch: load it with transformers" in refusal(make_model(), path, tmp_path)
 
 
 def test_a_configuration_beside_it_gives_the_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,10 +154,3 @@ def test_the_vocabulary_beside_the_checkpoint_is_compared(tmp_path: Path) -> Non
     begin(make_model(), prefix, tmp_path)
     (tmp_path / "here" / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]))
     assert "id 201 is 'word201' in one and 'word202' in the other" in refusal(make_model(), prefix, tmp_path)
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    prefix = copy_of(BERT, tmp_path / "theirs")
-    data = Path(f"{prefix}.data-00000-of-00001")
-    data.write_bytes(data.read_bytes()[:20_000])
-    assert f"{data} is cut off: expected at least" in refusal(make_model(), prefix, tmp_path)

@@ -12,13 +12,11 @@ from torch import nn
 from evenpack.batch import PackedBatch
 from evenpack.engine.memory.phases import TrainingMemory, estimate_training_memory
 from evenpack.engine.memory.state import StateSizes, state_bytes
-from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.costs import loss_chunk_bytes
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.build import Model, new_model
 from evenpack.models.common import layers
 from evenpack.models.config import ModelConfig
-from evenpack.models.cost import parameter_count
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.llama.config import LlamaConfig
 
@@ -151,33 +149,7 @@ def test_zero_2_keeps_a_part_of_the_gradients_and_zero_3_of_the_parameters() -> 
     assert (second.optimizer, second.bucket) == (first.optimizer, first.bucket)
 
 
-def test_the_peak_falls_by_the_gradients_that_a_rank_does_not_keep() -> None:
-    config = Gpt2Config(kind="gpt2", preset="large")
-    sizes = {"vocabulary_size": VOCABULARY, "max_positions": SLOTS}
-    parameters = parameter_count(config, **sizes)
-    states = StateSizes(
-        parameters=parameters, largest_tensor=1, states=2, temporaries=1, largest_group=parameters, ranks=8
-    )
-    settings = {"zero_optimization": {"reduce_bucket_size": 1000, "stage3_max_live_parameters": 1000}}
-    peaks = [
-        estimate_training_memory(
-            config,
-            **sizes,
-            slots=SLOTS,
-            head_rows=SLOTS,
-            number_bytes=2,
-            accumulates=False,
-            state=state_bytes(stage, states, settings),
-        ).peak
-        for stage in SHARDINGS
-    ]
-    totals = [peak.total for peak in peaks]
-    assert totals == sorted(totals, reverse=True)
-    assert len(set(totals)) == 4
-    assert peaks[2].parameters - peaks[3].parameters == 4 * (parameters - parameters // 8 - 1000)
-
-
-def of_state(*, slots: int, accumulates: bool = False, **changes: Any) -> TrainingMemory:
+def of_state(*, slots: int, **changes: Any) -> TrainingMemory:
     config = BertConfig(kind="bert", preset="large", **changes)
     state = StateSizes(parameters=336_226_108, largest_tensor=0, states=2, temporaries=1, largest_group=0, ranks=1)
     return estimate_training_memory(
@@ -187,7 +159,7 @@ def of_state(*, slots: int, accumulates: bool = False, **changes: Any) -> Traini
         slots=slots,
         head_rows=slots // 6,
         number_bytes=2,
-        accumulates=accumulates,
+        accumulates=False,
         state=state_bytes(0, state, {}),
     )
 
@@ -195,12 +167,6 @@ def of_state(*, slots: int, accumulates: bool = False, **changes: Any) -> Traini
 def test_without_slots_the_peak_is_where_the_gradients_of_a_tied_matrix_meet() -> None:
     meeting = 336_226_108 * 4 * 4 + 2 * 4 * 30_522 * 1024
     assert of_state(slots=0).peak.total == pytest.approx(meeting, rel=1e-4)
-
-
-def test_later_micro_batches_begin_with_gradients() -> None:
-    first, later = (of_state(slots=4096, accumulates=accumulates).phases[0] for accumulates in (False, True))
-    assert (first.gradients, later.gradients) == (0, 336_226_108 * 4)
-    assert later.total - first.total == 336_226_108 * 4
 
 
 def test_checkpointing_keeps_the_blocks_inputs_and_recomputes_one_block() -> None:

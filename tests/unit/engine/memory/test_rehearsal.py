@@ -1,17 +1,14 @@
 """A rank of many is rehearsed in one process: its packs are those of training, and its step runs without numbers."""
 
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from forked_ranks import fork_context
-from rich.console import Console
-from rich.table import Table
 from run_files import changed, pair_run_values, prepared, run_config, run_values, text_sources
 
-from evenpack.data.batches.pipeline import MicroBatchDataset, StepBatches, training_batches
+from evenpack.data.batches.pipeline import MicroBatchDataset, training_batches
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.rehearsal import RankRehearsal, rehearse
 from evenpack.engine.resolving.resolve import open_run
@@ -52,47 +49,27 @@ def _rehearse(there: Any, config: RunConfig, rank: int, ranks: int) -> None:
         raise
 
 
-def world_of(rank: int, ranks: int) -> World:
-    return World(rank=rank, size=ranks, local_rank=0, device=torch.device("cpu"))
-
-
-def trained_on(config: RunConfig, *, rank: int, ranks: int) -> StepBatches:
-    """Returns the first step of a rank as training collates it."""
-    run = open_run(config)
-    settings = run.pipeline_settings(world_of(rank, ranks))
-    (step,) = training_batches(run.prepared, settings, start_step=0, stop_step=1)
-    assert isinstance(step, StepBatches)
-    return step
-
-
 def test_a_rank_of_many_has_its_packs_of_training_and_makes_a_step(config: RunConfig) -> None:
-    found = rehearsed(config, rank=RANK, ranks=RANKS)
-    batches = trained_on(config, rank=RANK, ranks=RANKS).micro_batches
+    found, run = rehearsed(config, rank=RANK, ranks=RANKS), open_run(config)
+    settings = run.pipeline_settings(World(rank=RANK, size=RANKS, local_rank=0, device=torch.device("cpu")))
+    (step,) = training_batches(run.prepared, settings, start_step=0, stop_step=1)
+    batches = step.micro_batches
     assert found.items == (1, 1)
     assert found.slots == tuple(batch.slots for batch in batches)
     assert found.tokens == sum(batch.local_counts.tokens for batch in batches)
     assert found.sequences == sum(batch.local_counts.sequences for batch in batches)
     assert found.tokens_of_the_mean_rank == batches[0].step_counts.tokens / RANKS
-    run = open_run(config)
-    planned = MicroBatchDataset(run.prepared, run.pipeline_settings(world_of(RANK, RANKS))).planner.plan(0)
+    planned = MicroBatchDataset(run.prepared, settings).planner.plan(0)
     cost = run.shape.cost_weights.per_squared_length * sum(batch.squared_lengths for batch in batches)
     assert found.cost_over_mean == pytest.approx(cost / (planned.costs.sum() / RANKS))
     assert found.cost_over_mean <= found.largest_cost_over_mean
     assert sum(planned.cost(rank) for rank in range(RANKS)) == pytest.approx(planned.costs.sum())
-    assert found.faked_gradients == open_run(config).parameters
-    shown = _text_of(rehearsal_table(found, "packs"))
-    assert "First step of rank 1,777 of 2,048" in shown
-    assert "2, of 1 packs and 32 slots each" in shown
+    assert found.faked_gradients == run.parameters
+    assert rehearsal_table(found, "packs").row_count > 5
 
 
-def _text_of(table: Table) -> str:
-    console = Console(width=120, file=StringIO())
-    console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 3])
 def test_a_step_of_bert_with_all_that_reads_numbers_is_faked(tmp_path: Path, stage: int) -> None:
     sources = text_sources(
         tmp_path, {"pairs": [f"The pack {n % 7} is full. It holds {n % 5} parts." for n in range(99)]}
@@ -109,12 +86,12 @@ def test_a_step_of_bert_with_all_that_reads_numbers_is_faked(tmp_path: Path, sta
     assert found.memory.phases[2].buffers == 2_000_000_000, "DeepSpeed's bucket"
 
 
-@pytest.mark.parametrize("rank", [-1, 2048, 9999])
-def test_a_rank_that_does_not_exist_is_refused_before_anything_is_faked(config: RunConfig, rank: int) -> None:
-    with pytest.raises(ConfigError, match=r"2,048 ranks have the numbers from 0 to 2,047"):
-        rehearse(open_run(config), rank=rank, ranks=RANKS)
-
-
-def test_ranks_that_cannot_divide_the_step_are_refused_with_those_that_can(config: RunConfig) -> None:
-    with pytest.raises(ConfigError, match=r"the number of ranks can be 1, 2, 4, .*, 4096"):
-        rehearse(open_run(config), rank=0, ranks=7)
+@pytest.mark.parametrize(
+    ("rank", "ranks", "message"),
+    [(-1, RANKS, "from 0 to 2,047"), (RANKS, RANKS, "from 0 to 2,047"), (0, 7, "ranks can be 1, 2, 4, .*, 4096")],
+)
+def test_ranks_that_cannot_be_are_refused_before_anything_is_faked(
+    config: RunConfig, rank: int, ranks: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rehearse(open_run(config), rank=rank, ranks=ranks)

@@ -49,23 +49,19 @@ def test_the_largest_micro_batch_that_fits_is_followed_by_one_that_does_not() ->
     assert (total, total <= found.usable) == (peak_with(config, packs), True)
     assert 512 // RANKS % (2 * packs) == 0
     assert peak_with(config, 2 * packs) > found.usable
-    said = f"divides the step: training.packs_per_micro_batch={packs}, {total / 1e9:.2f} GB"
-    assert said in memory_text(found, batching="packs")
+    assert f"training.packs_per_micro_batch={packs}, {total / 1e9:.2f} GB" in memory_text(found, batching="packs")
 
 
-def test_what_does_not_fit_is_told_the_largest_that_does() -> None:
+def test_what_does_not_fit_is_told_the_largest_that_does_or_that_none_does() -> None:
     found = memory_of(config_of(training={"packs_per_micro_batch": 64}))
     assert found.fits is False
     assert found.largest == memory_of(config_of()).largest
     shown = memory_text(found, batching="packs")
-    assert "It does not fit into 72.0 GB of h100's 80" in shown
+    assert "does not fit" in shown
     assert "training.packs_per_micro_batch=32, " in shown
-
-
-def test_a_model_that_fits_in_no_way_is_said_to() -> None:
     found = memory_of(config_of(), replace(H100, memory_bytes=10**9))
     assert (found.fits, found.largest) == (False, None)
-    assert "Not even a micro-batch of one does" in memory_text(found, batching="packs")
+    assert "micro-batch of one" in memory_text(found, batching="packs")
 
 
 @pytest.mark.parametrize("device", [None, find_device_peak("gh200")])

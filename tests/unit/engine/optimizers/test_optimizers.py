@@ -24,34 +24,21 @@ def tiny_bert() -> Bert:
 
 def test_matrices_and_embeddings_decay_and_biases_and_norms_do_not():
     model = tiny_gpt2()
-    names = {parameter: name for name, parameter in model.named_parameters()}
     decaying, others = parameter_groups(model, weight_decay=0.1)
-    assert decaying["weight_decay"] == 0.1
-    assert others["weight_decay"] == 0.0
-    assert all(
-        names[parameter].endswith("weight") and "norm" not in names[parameter] for parameter in decaying["params"]
-    )
-    assert all(names[parameter].endswith("bias") or "norm" in names[parameter] for parameter in others["params"])
-    assert any("embedding" in names[parameter] for parameter in decaying["params"])
-    assert any("norm" in names[parameter] for parameter in others["params"])
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    found = {
+        id(parameter): decays for group, decays in ((decaying, True), (others, False)) for parameter in group["params"]
+    }
+    for name, parameter in model.named_parameters():
+        assert found.pop(id(parameter)) == (name.endswith("weight") and "norm" not in name), name
+    assert not found
 
 
-def test_every_parameter_is_in_exactly_one_group():
-    model = tiny_gpt2()
-    grouped = [parameter for group in parameter_groups(model, weight_decay=0.1) for parameter in group["params"]]
-    assert len(grouped) == len(set(grouped)) == len(list(model.parameters()))
-
-
-def test_a_tied_weight_counts_once():
+def test_a_tied_weight_counts_once_and_a_frozen_one_not_at_all():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
     model[1].weight = model[0].weight
-    decaying, others = parameter_groups(model, weight_decay=0.1)
-    assert [len(decaying["params"]), len(others["params"])] == [1, 1]
-
-
-def test_frozen_parameters_are_left_out():
-    model = nn.Linear(3, 5)
-    model.bias.requires_grad_(False)
+    assert [len(group["params"]) for group in parameter_groups(model, weight_decay=0.1)] == [1, 1]
+    model[1].bias.requires_grad_(False)
     assert [len(group["params"]) for group in parameter_groups(model, weight_decay=0.1)] == [1, 0]
 
 
@@ -59,60 +46,36 @@ def test_the_optimizer_takes_every_number_of_its_section():
     section = AdamWSection(learning_rate=0.3, beta1=0.5, beta2=0.6, epsilon=1e-3, weight_decay=0.2)
     optimizer = build_optimizer(nn.Linear(3, 5), section, torch.device("cpu"))
     assert type(optimizer) is torch.optim.AdamW
-    assert optimizer.defaults["lr"] == 0.3
-    assert optimizer.defaults["betas"] == (0.5, 0.6)
-    assert optimizer.defaults["eps"] == 1e-3
+    assert optimizer.defaults.items() >= {"lr": 0.3, "betas": (0.5, 0.6), "eps": 1e-3}.items()
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.0]
 
 
-def lamb(weight_decay: float = 0.01, **settings: float) -> LambSection:
-    return LambSection.model_validate(
-        {"kind": "lamb", "learning_rate": 0.3, "weight_decay": weight_decay, "epsilon": 1e-6} | settings
-    )
+def lamb(**settings: float) -> LambSection:
+    return LambSection.model_validate({"kind": "lamb", "learning_rate": 0.3, "epsilon": 1e-6} | settings)
 
 
-def test_lamb_takes_every_number_of_its_section():
-    section = lamb(0.2, beta1=0.5, beta2=0.6, epsilon=1e-3, bias_correction=False)
+@pytest.mark.parametrize("weight_decay", [0.2, 0.0])
+def test_lamb_takes_every_number_of_its_section(weight_decay: float):
+    section = lamb(weight_decay=weight_decay, beta1=0.5, beta2=0.6, epsilon=1e-3, bias_correction=False)
     optimizer = build_optimizer(nn.Linear(3, 5), section, torch.device("cpu"))
     assert type(optimizer) is Lamb
-    for group, decay, adapts in zip(optimizer.param_groups, [0.2, 0.0], [True, False], strict=True):
-        assert group["lr"] == 0.3
-        assert group["betas"] == (0.5, 0.6)
-        assert group["eps"] == 1e-3
-        assert group["bias_correction"] is False
-        assert group["weight_decay"] == decay
-        assert group["trust_ratio"] is adapts
+    for group, decay, adapts in zip(optimizer.param_groups, [weight_decay, 0.0], [True, False], strict=True):
+        numbers = {"lr": 0.3, "betas": (0.5, 0.6), "eps": 1e-3, "bias_correction": False}
+        assert group.items() >= (numbers | {"weight_decay": decay, "trust_ratio": adapts}).items()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_lamb_takes_query_key_and_value_apart(kind: str):
-    model = tiny_gpt2() if kind == "gpt2" else tiny_bert()
+@pytest.mark.parametrize("model", [tiny_gpt2(), tiny_bert()], ids=["gpt2", "bert"])
+def test_lamb_takes_query_key_and_value_apart(model: nn.Module):
     names = {parameter: name for name, parameter in model.named_parameters()}
-    single, merged, others = build_optimizer(model, lamb(), torch.device("cpu")).param_groups
-    assert [(group["trust_ratio"], group["parts"]) for group in (single, merged, others)] == [
-        (True, ()),
-        (True, (16, 16, 16)),
-        (False, ()),
-    ]
+    single, merged, others = build_optimizer(model, lamb(weight_decay=0.01), torch.device("cpu")).param_groups
+    assert [group["trust_ratio"] for group in (single, merged, others)] == [True, True, False]
+    assert [group["parts"] for group in (single, merged, others)] == [(), (16, 16, 16), ()]
     assert merged["weight_decay"] == single["weight_decay"] == 0.01
     found = sorted(names[parameter] for parameter in merged["params"])
     assert found == sorted(name for name in names.values() if name.endswith("query_key_value.weight"))
     assert len(found) == 2
     grouped = [parameter for group in (single, merged, others) for parameter in group["params"]]
     assert len(grouped) == len(set(grouped)) == len(names)
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_only_matrices_have_trust_ratios_whatever_the_decay(weight_decay: float):
-    model = nn.Linear(3, 5)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = build_optimizer(model, lamb(weight_decay), torch.device("cpu"))
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    weight, bias = (old - new.detach() for old, new in zip(before, model.parameters(), strict=True))
-    assert weight.norm().item() == pytest.approx(0.3 * before[0].norm().item(), rel=1e-5)
-    assert bias.tolist() == pytest.approx([0.3] * 5, rel=1e-5), "an update of Adam: one learning rate"
 
 
 @pytest.mark.parametrize("section", [AdamWSection(learning_rate=0.3), lamb()], ids=["adamw", "lamb"])

@@ -25,6 +25,8 @@ def rates(kind: str, *, steps: int, warmup_steps: int, final_fraction: float, pe
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
 def test_warmup_rises_linearly_from_zero_to_the_peak(kind: str):
     assert rates(kind, steps=20, warmup_steps=4, final_fraction=0.1)[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
+    whole = rates(kind, steps=5, warmup_steps=5, final_fraction=0.1)
+    assert whole == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0]), "a run that is all warm-up ends at the peak"
 
 
 def test_cosine_falls_by_half_a_wave_to_the_final_fraction():
@@ -36,33 +38,17 @@ def test_cosine_falls_by_half_a_wave_to_the_final_fraction():
     assert fall == sorted(fall, reverse=True)
 
 
-def test_linear_falls_by_equal_amounts_to_the_final_fraction():
+def test_linear_falls_by_equal_amounts_to_the_final_fraction_and_constant_stays():
     fall = rates("linear", steps=14, warmup_steps=4, final_fraction=0.5)[3:]
     assert fall == pytest.approx([2.0 - 0.1 * step for step in range(11)])
-
-
-def test_constant_stays_at_the_peak():
-    assert rates("constant", steps=9, warmup_steps=2, final_fraction=0.1)[1:] == [2.0] * 8
-
-
-def test_without_warmup_the_first_update_is_already_on_the_way_down():
     assert rates("linear", steps=4, warmup_steps=0, final_fraction=0.0) == pytest.approx([1.5, 1.0, 0.5, 0.0])
-
-
-@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
-def test_a_run_that_is_all_warmup_ends_at_the_peak(kind: str):
-    assert rates(kind, steps=5, warmup_steps=5, final_fraction=0.1) == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
+    assert rates("constant", steps=9, warmup_steps=2, final_fraction=0.1)[1:] == [2.0] * 8
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 def test_the_rate_stays_at_its_end_after_the_last_step(kind: str):
     schedule = ScheduleSection.model_validate({"kind": kind, "final_fraction": 0.25})
     assert learning_rate(99, peak=2.0, steps=10, schedule=schedule) == pytest.approx(0.5)
-
-
-def test_steps_are_counted_from_zero():
-    with pytest.raises(ValueError, match="counted from 0"):
-        learning_rate(-1, peak=1.0, steps=10, schedule=ScheduleSection())
 
 
 def mlperf_rates(*, steps: int, warmup_steps: int, degree: float, final_fraction: float, peak: float) -> list[float]:
@@ -86,15 +72,6 @@ def test_polynomial_is_mlperfs(warmup_steps: int, degree: float, final_fraction:
         mlperf_rates(steps=12, warmup_steps=warmup_steps, degree=degree, final_fraction=final_fraction, peak=2.0)
     )
     assert learning_rate(12, peak=2.0, steps=12, schedule=schedule) == pytest.approx(2.0 * final_fraction)
-
-
-def test_polynomial_to_zero_by_hand():
-    assert rates("polynomial", steps=5, warmup_steps=2, final_fraction=0.0) == pytest.approx([0, 1, 1.2, 0.8, 0.4])
-
-
-def test_a_degree_that_nothing_reads_is_refused():
-    with pytest.raises(ValidationError, match=r"degree \(2\.0\) is for kind polynomial, found kind linear"):
-        ScheduleSection(kind="linear", degree=2.0)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +119,9 @@ def rates_of(schedule: Callable[..., Any], **settings: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"kind": "linear", "degree": 2.0}, r"degree \(2\.0\) is for kind polynomial"),
         ({"kind": "wsd"}, "kind wsd needs decay_steps"),
-        ({"kind": "cosine", "decay_steps": 5}, r"decay_steps \(5\) is for kind wsd, found kind cosine"),
+        ({"kind": "cosine", "decay_steps": 5}, r"decay_steps \(5\) is for kind wsd"),
         ({"kind": "constant", "decay": "cosine"}, r"decay \(cosine\) is for kind wsd"),
         ({"kind": "inverse_sqrt"}, "give warmup_steps"),
     ],

@@ -46,18 +46,11 @@ class Shown:
         self.clock.now += 60.0  # waits for the first batch
 
     def step(
-        self,
-        number: int,
-        *,
-        seconds: float,
-        loss: float = 2.5,
-        learning_rate: float = 3e-4,
-        tokens: int,
-        evaluations: Evaluations | None = None,
+        self, number: int, *, seconds: float, tokens: int, evaluations: Evaluations | None = None, **values: float
     ) -> Step:
-        totals = SimpleNamespace(loss=loss, counts=SimpleNamespace(tokens=tokens))
-        update = SimpleNamespace(totals=totals)
-        step = step_of(number, learning_rate=learning_rate, is_left_out=False, update=update, evaluations=evaluations)
+        totals = SimpleNamespace(loss=values.get("loss", 2.5), counts=SimpleNamespace(tokens=tokens))
+        update, rate = SimpleNamespace(totals=totals), values.get("learning_rate", 3e-4)
+        step = step_of(number, learning_rate=rate, is_left_out=False, update=update, evaluations=evaluations)
         self.line.before_step(step)
         self.clock.now += seconds
         self.line.recording(step)
@@ -68,6 +61,9 @@ def test_a_line_shows_step_loss_learning_rate_tokens_a_second_and_time_to_go(mon
     shown = Shown(monkeypatch)
     shown.step(1, seconds=2.0, loss=2.51239, tokens=90_600)
     assert shown.stream.getvalue() == "step 1/100  loss 2.5124  lr 3.00e-04  45.3k tokens/s  3m18s to go\n"
+    shown = Shown(monkeypatch)
+    shown.step(1, seconds=0.0, loss=math.nan, learning_rate=0.0, tokens=0)
+    assert shown.stream.getvalue() == "step 1/100  loss nan  lr 0.00e+00  - tokens/s  - to go\n"
 
 
 @pytest.mark.parametrize(("model", "kind"), [("gpt2", "loss"), ("bert", "token loss")])
@@ -105,9 +101,3 @@ def test_time_in_evaluations_and_saves_lowers_no_rate(monkeypatch: pytest.Monkey
     end(step)
     shown.step(11, seconds=1.0, tokens=1000)
     assert "1.00k tokens/s  2m50s to go" in shown.stream.getvalue().splitlines()[-1]
-
-
-def test_a_loss_that_is_no_number_is_shown_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Shown(monkeypatch)
-    shown.step(1, seconds=0.0, loss=math.nan, learning_rate=0.0, tokens=0)
-    assert shown.stream.getvalue() == "step 1/100  loss nan  lr 0.00e+00  - tokens/s  - to go\n"

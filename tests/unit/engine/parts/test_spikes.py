@@ -18,26 +18,14 @@ from evenpack.losses import StepCounts
 
 
 def totals(norm: float) -> StepTotals:
-    sums = RankSums(
-        stop=0,
-        counts=StepCounts(packs=1, sequences=1, tokens=2, targets=1),
-        slots=2,
-        host_to_device_bytes=0,
-        squared_lengths=4,
-        pairs_within={},
-        source_tokens=(2,),
-        order_hash=(),
-        gradient_norm=norm,
-        loss_sums={},
-        optimised_losses={},
-        correct={},
-        compute_seconds=1.0,
-        loader_seconds=0.0,
-        waits=None,
-    )
+    nothing = {"pairs_within": {}, "loss_sums": {}, "optimised_losses": {}, "correct": {}, "waits": None}
+    numbers = dict.fromkeys(("stop", "slots", "host_to_device_bytes", "squared_lengths"), 1)
+    seconds = {"compute_seconds": 1.0, "loader_seconds": 0.0}
+    counts = StepCounts(packs=1, sequences=1, tokens=2, targets=1)
+    several = {"source_tokens": (2,), "order_hash": ()}
     return StepTotals(
         losses={"next_token": LossTotals(loss_sum=2.0, denominator=1.0, optimised=2.0, correct=1)},
-        sums=sums,
+        sums=RankSums(counts=counts, gradient_norm=norm, **numbers, **seconds, **nothing, **several),
         maxima=RankMaxima(segment_room=64, compute_seconds=1.0, left_eager=None, waits=None),
         ranks=1,
     )

@@ -1,7 +1,6 @@
 """Trackers that are missing, cannot be opened, or fail during a run."""
 
 import importlib.util
-import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,16 +20,13 @@ BOTH = MetricsSection(csv=True, tensorboard=True)
 
 
 class Kept:
-    """Keeps what it is given, and fails where it is told to."""
+    """Keeps what it is given."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self) -> None:
         self.steps: list[int] = []
         self.closed: bool | None = None
-        self._fails_at = fails_at
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
-        if step == self._fails_at:
-            raise OSError("no space left")
         self.steps.append(step)
 
     def flush(self) -> None: ...
@@ -41,28 +37,6 @@ class Kept:
 
 def opening(monkeypatch: pytest.MonkeyPatch, **kept: Any) -> None:
     monkeypatch.setattr(trackers, "_OPENERS", {name: lambda value, run, one=one: one for name, one in kept.items()})
-
-
-def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else find(name))
-
-
-def test_a_tracker_that_fails_is_warned_of_once_and_the_others_continue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken, whole = Kept(fails_at=3), Kept()
-    opening(monkeypatch, tensorboard=broken, csv=whole)
-    found = Trackers(run_with_log(tmp_path, metrics=BOTH))
-    with found.opened():
-        for step in range(1, 7):
-            found.write(record(step))
-    assert whole.steps == [1, 2, 3, 4, 5, 6]
-    assert whole.closed is False
-    assert broken.steps == [1, 2]
-    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert warnings[0].startswith("metrics.tensorboard failed (OSError: no space left) and gets no further steps")
 
 
 def test_trackers_are_notified_that_the_run_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,15 +72,13 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run(tmp_path: Path, monkeypatc
 
 
 def test_packages_that_are_missing_are_all_named_with_what_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "tensorboard", "wandb")
-    section = MetricsSection(csv=True, tensorboard=True, wandb=WandbSection())
+    missing, find = ("tensorboard", "wandb"), importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
     with pytest.raises(ConfigError) as caught:
-        require_trackers(section)
-    message = str(caught.value)
-    assert (
-        "metrics.tensorboard: the package tensorboard is not installed: pip install 'evenpack[tensorboard]'" in message
-    )
-    assert "metrics.wandb: the package wandb is not installed: pip install 'evenpack[wandb]'" in message
+        require_trackers(MetricsSection(csv=True, tensorboard=True, wandb=WandbSection()))
+    for name in missing:
+        assert f"metrics.{name}: " in str(caught.value)
+        assert f"pip install 'evenpack[{name}]'" in str(caught.value)
     require_trackers(MetricsSection(csv=True))
 
 

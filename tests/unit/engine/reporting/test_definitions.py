@@ -25,11 +25,9 @@ def test_a_name_with_a_source_stands_for_each_source() -> None:
     assert find_metric(("source_tokens", "a/b")).unit == "tokens"
 
 
-@pytest.mark.parametrize(
-    "path", [("looss",), ("validation", "wiki"), ("validation", "wiki", "loss", "more"), ("tokens", "x")]
-)
+@pytest.mark.parametrize("path", [("looss",), ("validation", "wiki"), ("validation", "wiki", "loss", "more")])
 def test_a_name_that_is_not_defined_is_refused(path: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=f"'{'/'.join(path)}' is not a metric: add its line to"):
+    with pytest.raises(ValueError, match=f"'{'/'.join(path)}' is not a metric"):
         find_metric(path)
 
 
@@ -49,8 +47,5 @@ def test_trackers_get_each_single_number_under_its_group() -> None:
         "data/source_tokens/code": 4,
         "validation/wiki/loss": 2.5,
     }
-
-
-def test_a_record_with_an_undocumented_number_is_refused() -> None:
     with pytest.raises(ValueError, match="'validation/wiki/surprise' is not a metric"):
         scalars({"step": 1, "validation": {"wiki": {"surprise": 1.0}}})

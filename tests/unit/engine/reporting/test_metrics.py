@@ -30,10 +30,11 @@ def truncate_log(path: Path, *, step: int) -> int:
 
 class TestMetricsLog:
     def test_a_line_can_be_read_by_others_as_soon_as_it_is_appended(self, tmp_path: Path):
-        log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-        log.append({"step": 1, "loss": 0.5})
-        assert read_metrics(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
-        log.close()
+        with MetricsLog(tmp_path / "run" / "metrics.jsonl") as log:
+            log.append({"step": 1, "loss": 0.5})
+            assert read_metrics(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
+            with pytest.raises(ValueError, match="integer 'step'"):
+                log.append({"loss": 1.0})
 
     def test_a_loss_that_is_not_finite_stays_valid_json(self, tmp_path: Path):
         path = tmp_path / "metrics.jsonl"
@@ -44,10 +45,6 @@ class TestMetricsLog:
             "loss": None,
             "validation": {"wiki": [None, 1.0]},
         }
-
-    def test_a_record_without_a_step_is_refused(self, tmp_path: Path):
-        with MetricsLog(tmp_path / "metrics.jsonl") as log, pytest.raises(ValueError, match="integer 'step'"):
-            log.append({"loss": 1.0})
 
     def test_a_full_disk_is_named_once_and_closing_does_not_hide_it(self):
         with pytest.raises(RunError, match=r"/dev/full.*No space left"), MetricsLog(Path("/dev/full")) as log:
@@ -98,14 +95,8 @@ class TestCutBack:
         path = tmp_path / "metrics.jsonl"
         write_steps(path, range(1, 7))
         assert truncate_log(path, step=4) == 3
-        assert [(record["step"], "validation" in record) for record in read_metrics(path)] == [
-            (1, False),
-            (2, False),
-            (2, True),
-            (3, False),
-            (4, False),
-            (4, True),
-        ]
+        found = [(record["step"], "validation" in record) for record in read_metrics(path)]
+        assert found == [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True)]
 
     def test_a_log_cut_back_and_continued_equals_one_never_interrupted(self, tmp_path: Path):
         write_steps(tmp_path / "whole.jsonl", range(1, 9))
@@ -178,24 +169,23 @@ class TestCutBack:
             assert (tmp_path / "metrics.jsonl").read_bytes() == b""
         assert not caplog.records
 
-    def test_steps_that_a_log_lacks_are_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    @pytest.mark.parametrize(
+        ("written", "step", "lacking"),
+        [([range(1, 4), range(6, 13)], 10, 2), ([], 7, 7), ([range(1, 9)], 5, None)],
+        ids=["a gap", "gone", "whole"],
+    )
+    def test_steps_that_a_log_lacks_are_reported(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, written: list[range], step: int, lacking: int | None
+    ):
         path = tmp_path / "metrics.jsonl"
-        write_steps(path, range(1, 4))
-        write_steps(path, range(6, 13))
-        MetricsLog.resume(path, step=10).close()
-        (message,) = caplog.messages
-        assert "lacks 2 steps before the checkpoint" in message
-        assert sorted({record["step"] for record in read_metrics(path)}) == [1, 2, 3, 6, 7, 8, 9, 10]
-
-    def test_a_log_that_is_gone_is_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-        MetricsLog.resume(tmp_path / "metrics.jsonl", step=7).close()
-        assert "lacks 7 steps" in caplog.text
-
-    def test_a_whole_log_is_resumed_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-        write_steps(tmp_path / "metrics.jsonl", range(1, 9))
-        MetricsLog.resume(tmp_path / "metrics.jsonl", step=5).close()
-        assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-        assert not caplog.records
+        for steps in written:
+            write_steps(path, steps)
+        MetricsLog.resume(path, step=step).close()
+        assert [names.name for names in tmp_path.iterdir()] == ["metrics.jsonl"]
+        expected = [one for steps in written for one in steps if one <= step]
+        assert sorted({record["step"] for record in read_metrics(path)}) == expected
+        assert len(caplog.records) == (lacking is not None)
+        assert lacking is None or f"lacks {lacking} steps" in caplog.text
 
 
 def test_a_summary_is_valid_json_whatever_it_holds(tmp_path: Path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pair_sources import pair_run
 from prepared_files import two_sources
-from run_files import run_config, run_values
+from run_files import changed, run_config, run_values
 from step_shapes import step_shape
 
 from evenpack.config import validate
@@ -37,9 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def opened(config: RunConfig, **model: str) -> tuple[RunConfig, PreparedData]:
-    values = config.model_dump()
-    values["model"] |= model
-    config = validate(values, RunConfig, origin="test")
+    config = changed(config, model=model)
     return config, PreparedData.open(config.prepared_dir, config.data)
 
 
@@ -119,9 +117,7 @@ def test_the_recipe_says_whether_padding_is_predicted(corpus: Path, tmp_path: Pa
 def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> None:
     of_seeds = []
     for seed in (3, 4):
-        values = config.model_dump()
-        values["run"]["seed"] = seed
-        run, prepared = opened(validate(values, RunConfig, origin="test"))
+        run, prepared = opened(changed(config, run={"seed": seed}))
         batches = evaluation_batches(
             prepared,
             "wiki",

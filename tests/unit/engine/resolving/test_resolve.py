@@ -12,7 +12,7 @@ from tiny_run import tiny_gpt2_run
 from windowed_models import layers_with_windows, with_windows
 
 import evenpack
-from evenpack.data.order.step_plan import PackStatistics, StepPlanner, item_costs
+from evenpack.data.order.step_plan import PackStatistics, item_costs
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.build import build_at, find_start
 from evenpack.engine.config import RunConfig
@@ -52,18 +52,22 @@ def test_the_layout_chooses_the_terms_of_a_measured_cost_model(config: RunConfig
     assert unpadded.shape.cost_weights == CostWeights(per_token=2e-6, per_squared_length=3e-9, per_segment=4e-5)
 
 
-def test_every_run_is_evaluated_on_isolated_sequences(config: RunConfig) -> None:
-    together = open_run(changed(config, attention={"isolate": False}))
-    assert not together.shape.isolate
-    assert together.evaluation_shape == open_run(config).evaluation_shape
-    assert together.evaluation_shape.isolate
-
-
 @pytest.mark.parametrize(
-    ("layout", "evaluated"), [("padded", "unpadded"), ("unpadded", "unpadded"), ("packed", "packed")]
+    ("sections", "evaluated"),
+    [
+        ({"attention": {"isolate": False}}, "packed"),
+        ({"training": {"layout": "padded"}}, "unpadded"),
+        ({"training": {"layout": "unpadded"}}, "unpadded"),
+    ],
+    ids=str,
 )
-def test_a_padded_run_is_evaluated_without_padding(config: RunConfig, layout: str, evaluated: str) -> None:
-    assert open_run(changed(config, training={"layout": layout})).evaluation_shape.layout == evaluated
+def test_every_run_is_evaluated_on_isolated_sequences_without_padding(
+    config: RunConfig, sections: dict[str, Any], evaluated: str
+) -> None:
+    run = open_run(changed(config, **sections))
+    assert run.shape.isolate == ("attention" not in sections)
+    assert run.evaluation_shape.isolate
+    assert run.evaluation_shape.layout == evaluated
 
 
 def test_without_a_cost_model_operations_decide_and_segments_cost_nothing(config: RunConfig) -> None:
@@ -77,24 +81,17 @@ def test_without_a_cost_model_operations_decide_and_segments_cost_nothing(config
 @pytest.mark.parametrize(
     ("measured", "message"),
     [
-        ({"family": "bert", "model": "bert large"}, r"was measured on bert large, and model\.kind is gpt2"),
-        (
-            {"layouts": ["padded", "unpadded/arrival"]},
-            r"in the layouts padded, unpadded, and training\.layout is packed",
-        ),
+        ({"family": "bert", "model": "bert large"}, r"bert large, and model\.kind is gpt2"),
+        ({"layouts": ["padded", "unpadded/arrival"]}, r"padded, unpadded, and training\.layout is packed"),
+        (None, r"none\.json cannot be read.* set training\.cost_model=null for it"),
     ],
 )
 def test_a_cost_model_of_another_model_or_layout_is_refused(
-    config: RunConfig, tmp_path: Path, measured: dict[str, Any], message: str
+    config: RunConfig, tmp_path: Path, measured: dict[str, Any] | None, message: str
 ) -> None:
-    path = write_cost_model(tmp_path, **measured)
+    path = tmp_path / "none.json" if measured is None else write_cost_model(tmp_path, **measured)
     with pytest.raises(ConfigError, match=message):
         open_run(changed(config, training={"cost_model": path}))
-
-
-def test_a_missing_cost_model_is_named_with_the_way_to_continue_without_it(config: RunConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.json cannot be read.* set training\.cost_model=null for it"):
-        open_run(changed(config, training={"cost_model": tmp_path / "none.json"}))
 
 
 def test_weights_with_windows_are_the_operations_of_each_kind_of_layer(config: RunConfig) -> None:
@@ -138,34 +135,6 @@ def test_the_cost_per_segment_counts_and_changes_who_computes_what() -> None:
     weights = CostWeights(per_token=2.0, per_squared_length=0.5, per_segment=3.0)
     assert item_costs(weights, statistics).tolist() == [20 + 50 + 3, 40 + 25 + 21]
     assert item_costs(replace(weights, per_segment=0.0), statistics).tolist() == [70.0, 65.0]
-
-
-def test_a_run_balances_segments_where_they_cost(config: RunConfig) -> None:
-    """If only segments have a cost, the ranks' numbers of segments are closer than when balanced by squares."""
-    run = open_run(config)
-    sources = build_sources(run)
-
-    def spread(weights: CostWeights) -> float:
-        shape = replace(run.shape, items_per_step=32, items_per_micro_batch=4, cost_weights=weights)
-        planner = StepPlanner(sources, run.prepared.weights, shape=shape, ranks=4, objective=run.objective)
-        found = []
-        for step in range(8):
-            plan = planner.plan(step)
-            counts = [
-                sum(len(plan.micro_batch(rank, index).sequence_ids) for index in range(plan.micro_batches))
-                for rank in range(4)
-            ]
-            found.append(max(counts) - min(counts))
-        return float(np.mean(found))
-
-    of_segments = CostWeights(per_token=0.0, per_squared_length=0.0, per_segment=1.0)
-    assert spread(of_segments) < 0.75 * spread(SQUARES)
-
-
-def build_sources(run: Any) -> Any:
-    from evenpack.data.prepared import packed_sources
-
-    return packed_sources(run.prepared, "train", seed=run.config.run.seed)
 
 
 def test_costs_are_balanced_where_the_ranks_of_a_stage_wait(config: RunConfig) -> None:

@@ -35,6 +35,23 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return tiny_gpt2_run(tmp_path_factory.mktemp("run"))
 
 
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    folder = tmp_path_factory.mktemp("lines")
+    sources = text_sources(folder, {"lines": ["x" * (1 + number % 9) for number in range(80)]})
+    return prepared(run_config(run_values("gpt2", folder, data={"sources": sources})))
+
+
+OF_SEQUENCES = {
+    "batching": "sequences",
+    "layout": "unpadded",
+    "packs_per_step": None,
+    "packs_per_micro_batch": None,
+    "sequences_per_step": 8,
+    "sequences_per_micro_batch": 2,
+}
+
+
 def by_tokens(config: RunConfig, asked: int, **values: Any) -> RunConfig:
     return changed(config, training={"packs_per_step": None, "tokens_per_step": asked, **values})
 
@@ -75,19 +92,16 @@ def test_packs_are_near_what_is_requested_and_whole_micro_batches(
 
 
 def test_less_than_a_micro_batch_is_refused_with_what_one_holds() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"tokens_per_step \(500\) is 5.00 packs .*one micro-batch holds 800 tokens"):
         items_for_tokens(training(500, 8), item(Fraction(100)))
-    assert "training.tokens_per_step (500) is 5.00 packs of 100.0 tokens on average" in str(caught.value)
-    assert "one micro-batch holds 800 tokens; raise tokens_per_step" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"packs_per_step": 8}, r"tokens_per_step \(900\) and packs_per_step \(8\) both give the size of a step"),
-        ({"packing_adjustment": "fewer_accumulations"}, "tokens_per_step counts tokens, which packing does not change"),
+        ({"packs_per_step": 8}, r"tokens_per_step \(900\) and packs_per_step \(8\) both give the size"),
+        ({"packing_adjustment": "fewer_accumulations"}, "tokens_per_step counts tokens"),
         ({"tokens_per_step": None}, "packs_per_step is required, or tokens_per_step"),
-        ({"tokens_per_step": 0}, "greater than or equal to 1"),
     ],
 )
 def test_a_step_is_given_once(values: dict[str, Any], message: str) -> None:
@@ -164,23 +178,13 @@ def steps_with(
     [
         ({}, "found none"),
         ({"steps": 3, "epochs": 1.0}, "found steps=3 and epochs=1.0"),
-        ({"steps": 3, "tokens": 70}, "found steps=3 and tokens=70"),
         ({"epochs": 2.0, "tokens": 70}, "found epochs=2.0 and tokens=70"),
         ({"tokens": 70, "chinchilla_ratio": 20}, "found tokens=70 and chinchilla_ratio=20.0"),
-        ({"epochs": 0.0}, "epochs"),
-        ({"tokens": 0}, "tokens"),
-        ({"chinchilla_ratio": 0}, "chinchilla_ratio"),
     ],
 )
 def test_a_run_has_one_length(values: dict[str, Any], found: str) -> None:
     with pytest.raises(ValueError, match=found):
         section(**values)
-
-
-@pytest.mark.parametrize("accuracy", [0.0, 1.2])
-def test_a_target_that_no_model_can_reach_is_refused(accuracy: float) -> None:
-    with pytest.raises(ValueError, match="target_accuracy"):
-        section(steps=3, target_accuracy=accuracy)
 
 
 def test_a_target_without_evaluations_is_refused() -> None:
@@ -199,13 +203,6 @@ def test_samples_are_never_exceeded_and_one_more_step_would(samples: int, items:
     length = section(max_samples=samples)
     steps = steps_with(length, packs=items, sequences=factor)
     assert steps * items * factor <= samples < (steps + 1) * items * factor
-
-
-def test_mlperf_lengths_come_out_exactly() -> None:
-    """3 million samples at batch 1,500 (PackedBERT, figure 3), un-packed and in packs of two on average."""
-    length = section(max_samples=3_000_000)
-    assert steps_with(length, packs=1500) == 2000
-    assert steps_with(length, packs=750, sequences=Fraction(2)) == 2000
 
 
 @given(
@@ -228,16 +225,11 @@ def test_all_requested_tokens_are_trained_on_and_one_step_less_would_not_do(
     assert (steps - 1) * held < ratio * parameters <= steps * held
 
 
-def test_gpt2_small_is_compute_optimal_after_2_5_billion_tokens() -> None:
-    length = section(chinchilla_ratio=20)
-    assert steps_with(length, tokens=Fraction(524_288), parameters=124_439_808) == 4748  # 2,488,796,160 / 524,288
-
-
 @pytest.mark.parametrize(
     ("length", "message"),
     [
-        ({"max_samples": 5}, r"max_samples \(5\) is less than the 16\.0 samples of one step"),
-        ({"tokens": 999}, r"tokens \(999\) is less than the 1,000\.0 tokens of one step"),
+        ({"max_samples": 5}, r"\(5\) is less than the 16\.0 samples of one step"),
+        ({"tokens": 999}, r"\(999\) is less than the 1,000\.0 tokens of one step"),
         ({"chinchilla_ratio": 0.1}, r"\(0\.1\) is less than the 10\.0 tokens per parameter of one step"),
     ],
 )
@@ -246,21 +238,16 @@ def test_less_than_a_step_holds_is_refused(length: dict[str, Any], message: str)
         steps_with(section(**length), sequences=Fraction(16), tokens=Fraction(1000), parameters=100)
 
 
+def due_steps(length: TrainingSection, samples_per_step: int) -> list[int]:
+    steps = range(1, (length.steps or 0) + 1)
+    return [step for step in steps if is_evaluation_due(length, step, samples_per_step=Fraction(samples_per_step))]
+
+
 def test_evaluations_by_samples_come_with_the_step_that_completes_them() -> None:
-    length = section(steps=20, evaluate_every_samples=25)
-    due = [step for step in range(1, 21) if is_evaluation_due(length, step, samples_per_step=Fraction(10))]
-    assert due == [3, 5, 8, 10, 13, 15, 18, 20]
-    by_steps = section(steps=7, evaluate_every_steps=3)
-    assert [step for step in range(1, 8) if is_evaluation_due(by_steps, step, samples_per_step=Fraction(1))] == [
-        3,
-        6,
-        7,
-    ]
-
-
-def test_a_stop_in_between_adds_no_evaluation() -> None:
-    length = section(steps=7, evaluate_every_steps=3, stop_after_steps=5)
-    assert [step for step in range(1, 8) if is_evaluation_due(length, step, samples_per_step=Fraction(1))] == [3, 6, 7]
+    assert due_steps(section(steps=20, evaluate_every_samples=25), 10) == [3, 5, 8, 10, 13, 15, 18, 20]
+    assert due_steps(section(steps=7, evaluate_every_steps=3), 1) == [3, 6, 7]
+    stopped = section(steps=7, evaluate_every_steps=3, stop_after_steps=5)
+    assert due_steps(stopped, 1) == [3, 6, 7], "a stop in between adds none"
 
 
 def test_mlperf_evaluates_by_its_rule() -> None:
@@ -268,35 +255,29 @@ def test_mlperf_evaluates_by_its_rule() -> None:
     assert mlperf_evaluation_interval(448.0) == 150_000
     assert mlperf_evaluation_interval(768.0) == 150_000
     assert mlperf_evaluation_interval(3072.0) == 175_000
-    length = section(steps=3680, evaluate_every_samples="mlperf")
-    due = [step for step in range(1, 3680) if is_evaluation_due(length, step, samples_per_step=Fraction(768))]
-    assert due[:3] == [196, 391, 586], "150,000 samples are 195.3 steps"
+    length = section(steps=600, evaluate_every_samples="mlperf")
+    assert due_steps(length, 768)[:3] == [196, 391, 586], "150,000 samples are 195.3 steps"
 
 
 @pytest.mark.parametrize(
     "length", [{"epochs": 3.0}, {"max_samples": 300}, {"tokens": 2000}, {"chinchilla_ratio": 0.07}]
 )
-@pytest.mark.parametrize("batching", ["packs", "sequences"])
-def test_the_plan_shows_the_steps_that_a_length_comes_to(tmp_path: Path, length: dict[str, Any], batching: str) -> None:
-    documents = ["x" * (1 + number % 9) for number in range(80)]
-    section = {"steps": None, **length, "batching": batching}
-    if batching == "sequences":
-        section |= {"packs_per_step": None, "packs_per_micro_batch": None}
-        section |= {"layout": "unpadded", "sequences_per_step": 8, "sequences_per_micro_batch": 2}
-    data = {"sources": text_sources(tmp_path, {"lines": documents})}
-    config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training=section)))
+@pytest.mark.parametrize("sizes", [{}, OF_SEQUENCES], ids=["packs", "sequences"])
+def test_the_plan_shows_the_steps_that_a_length_comes_to(
+    lines: RunConfig, length: dict[str, Any], sizes: dict[str, Any]
+) -> None:
+    config = changed(lines, training={"steps": None, **length, **sizes})
     plan, run = plan_training(config, ranks=2), open_run(config)
     assert run.config.training.planned_steps == plan.cost.steps
-    (epochs,) = [one.epochs for one in plan.data.sources]
     if "epochs" in length:
-        assert epochs - plan.step.items / run.prepared.manifest.sources["lines"].train.packing.packs < 3
-        assert epochs >= 3
+        (epochs,) = [one.epochs for one in plan.data.sources]
+        assert epochs - plan.step.items / run.prepared.manifest.sources["lines"].train.packing.packs < 3 <= epochs
     elif "max_samples" in length:
         assert plan.cost.steps * plan.step.sequences <= 300 < (plan.cost.steps + 1) * plan.step.sequences
     else:
         tokens = length.get("tokens") or 0.07 * plan.cost.parameters
-        assert plan.cost.tokens == pytest.approx(plan.cost.steps * plan.step.tokens)
         assert plan.cost.tokens - plan.step.tokens < tokens <= plan.cost.tokens
+        assert plan.cost.tokens == pytest.approx(plan.cost.steps * plan.step.tokens)
         assert plan.cost.tokens_per_parameter == pytest.approx(plan.cost.tokens / plan.cost.parameters)
     assert f"training.steps {plan.cost.steps}, of " in "".join(plan.start.packing_adjustment)
     assert open_run(run.config).config == run.config, "a checkpoint's run file is whole"

@@ -20,7 +20,7 @@ from evenpack.engine.world.distributed import (
     quiet_deepspeed,
     require_shared_directory,
 )
-from evenpack.errors import DataError, RunError
+from evenpack.errors import RunError
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 OPEN_MPI = {
@@ -37,15 +37,12 @@ def completed(environment: dict[str, str]) -> dict[str, str]:
     return environment
 
 
-def test_without_a_launcher_a_process_is_alone():
+def test_without_a_launcher_a_process_is_alone_at_a_port_of_its_own():
     environment = completed({"PATH": "/bin"})
     assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_RANK"]) == ("0", "1", "0")
     assert environment["MASTER_ADDR"] == "127.0.0.1"
     assert 1024 <= int(environment["MASTER_PORT"]) < 65536
-
-
-def test_two_processes_that_are_alone_do_not_share_a_port_with_anyone():
-    assert completed({})["MASTER_PORT"] != "29500"
+    assert environment["MASTER_PORT"] != "29500"
 
 
 def test_what_deepspeed_and_torchrun_set_stays():
@@ -73,20 +70,18 @@ def test_mpi_ranks_of_several_machines_without_an_address_leave_it_to_mpi4py(mon
         complete_environment(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"})
 
 
-def test_ranks_without_an_address_do_not_each_become_alone():
-    with pytest.raises(RunError, match="2 ranks need the address of the first one"):
-        complete_environment({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
-
-
-def test_tasks_of_srun_do_not_each_become_alone():
-    with pytest.raises(RunError, match="let srun start one task on each machine"):
-        completed({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"})
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "2 ranks need the address of the first one"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "sets RANK, WORLD_SIZE but not LOCAL_RANK"),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, "let srun start one task on each machine"),
+    ],
+)
+def test_ranks_do_not_each_become_alone(environment: dict[str, str], message: str):
+    with pytest.raises(RunError, match=message):
+        completed(environment)
     assert completed({"SLURM_STEP_NUM_TASKS": "1"})["WORLD_SIZE"] == "1"
-
-
-def test_half_an_environment_is_refused():
-    with pytest.raises(RunError, match="sets RANK, WORLD_SIZE but not LOCAL_RANK"):
-        complete_environment({"RANK": "0", "WORLD_SIZE": "2"})
 
 
 def test_a_world_of_one_needs_no_process_group():
@@ -120,36 +115,19 @@ def test_sums_and_maxima_are_on_their_way_before_the_host_waits(monkeypatch: pyt
     assert mine.tolist() == [1.0, 2.0, 4.0]
 
 
-def test_an_error_on_rank_0_reaches_the_caller():
-    def fail() -> None:
-        raise DataError("the reason")
-
-    with pytest.raises(DataError, match="the reason"):
-        SOLO.on_main(fail)
-
-
 def test_the_output_directory_is_made_and_left_empty(tmp_path):
     require_shared_directory(tmp_path / "new" / "out", SOLO)
     assert list((tmp_path / "new" / "out").iterdir()) == []
-
-
-def test_an_output_directory_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"file/out cannot be written: .* run\.output_dir"):
         require_shared_directory(tmp_path / "file" / "out", SOLO)
 
 
 def test_news_come_from_rank_0_and_warnings_from_every_rank_by_number(capsys: pytest.CaptureFixture[str]):
-    logger = logging.getLogger("evenpack")
-    before = (logger.handlers, logger.propagate, logger.level)
-    try:
-        for rank in (0, 2):
-            configure_logging(World(rank=rank, size=3, local_rank=rank, device=torch.device("cpu")))
-            logging.getLogger("evenpack.engine.train").info("news")
-            logging.getLogger("evenpack.engine.train").warning("warning")
-    finally:
-        logger.handlers, logger.propagate = before[0], before[1]
-        logger.setLevel(before[2])
+    for rank in (0, 2):
+        configure_logging(World(rank=rank, size=3, local_rank=rank, device=torch.device("cpu")))
+        logging.getLogger("evenpack.engine.train").info("news")
+        logging.getLogger("evenpack.engine.train").warning("warning")
     assert capsys.readouterr().err.splitlines() == ["news", "warning", "rank 2: warning"]
 
 

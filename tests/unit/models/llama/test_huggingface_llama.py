@@ -15,7 +15,7 @@ from transformers import LlamaConfig as TheirConfig
 from transformers import LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, EvenpackError
 from evenpack.models import huggingface
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.positions import Rotation
@@ -40,6 +40,7 @@ THEIR_SCALING = {
     "original_max_position_embeddings": 32,
 }
 """With the eight pairs of channels here some are kept, some scaled, and some between."""
+PLAIN = {"rope_type": "default"}
 KINDS = {
     "grouped": {"key_value_heads": 2},
     "one key head, tied": {"key_value_heads": 1, "tied_head": True},
@@ -57,13 +58,6 @@ def our_model(**changes: Any) -> Model:
     return model
 
 
-def assert_near(found: torch.Tensor | None, expected: torch.Tensor, name: str) -> None:
-    """Compares by norm, as the order of sums differs and single elements may be near zero."""
-    assert found is not None
-    assert expected.norm() > 0, name
-    assert (found - expected).norm() <= 1e-6 * expected.norm(), name
-
-
 def assert_equal_logits(model: Model, theirs: LlamaForCausalLM) -> None:
     """Compares logits on single sequences, and on all of them in one pack."""
     sequences = random_sequences([POSITIONS, 17, 1, 30], vocabulary_size=VOCABULARY, seed=9)
@@ -78,18 +72,9 @@ def assert_equal_logits(model: Model, theirs: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
-def test_transformers_loads_what_is_saved_and_gives_the_same_logits(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = our_model(**changes)
-    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=5)
-    theirs, report = LlamaForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not any(report.values()), report
-    assert (theirs.config.eos_token_id, theirs.config.max_position_embeddings) == (5, POSITIONS)
-    assert_equal_logits(model, theirs.eval())
-
-
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
-def test_what_transformers_saves_is_loaded_and_gives_the_same_logits(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_either_loads_what_the_other_saves_and_gives_the_same_logits(changes: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
+    rotations = THEIR_SCALING if "rotary_scaling" in changes else PLAIN
     config = TheirConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -99,19 +84,23 @@ def test_what_transformers_saves_is_loaded_and_gives_the_same_logits(changes: di
         num_key_value_heads=changes["key_value_heads"],
         max_position_embeddings=POSITIONS,
         rms_norm_eps=changes.get("norm_epsilon", 1e-6),
-        rope_parameters={
-            "rope_theta": changes.get("rotary_base", 10_000.0),
-            **(THEIR_SCALING if "rotary_scaling" in changes else {"rope_type": "default"}),
-        },
+        rope_parameters={"rope_theta": changes.get("rotary_base", 10_000.0), **rotations},
         tie_word_embeddings=changes.get("tied_head", False),
         initializer_range=0.1,
         pad_token_id=None,
     )
     theirs = LlamaForCausalLM(config).eval()
-    theirs.save_pretrained(tmp_path)
-    model = from_huggingface(tmp_path)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = from_huggingface(tmp_path / "theirs")
     assert model.max_positions == POSITIONS
     assert_equal_logits(model, theirs)
+    to_huggingface(model, tmp_path / "ours", tokenizer_dir=None, special_token_id=5)
+    back, report = LlamaForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values()), report
+    assert (back.config.eos_token_id, back.config.max_position_embeddings) == (5, POSITIONS)
+    assert_equal_logits(model, back.eval())
+    of_older_releases = json.loads((tmp_path / "ours" / "config.json").read_text())["rope_scaling"]
+    assert of_older_releases == (THEIR_SCALING if "rotary_scaling" in changes else None)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +112,10 @@ def test_what_transformers_saves_is_loaded_and_gives_the_same_logits(changes: di
         ),
         (
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_scaling: Input tag 'linear' found .* expected tags: 'default', 'llama3'",
+            "rope_scaling: .*'linear' found .*'default', 'llama3'",
         ),
         ({"rope_parameters": {**THEIR_SCALING, "low_freq_factor": 4.0}}, r"low_frequency_factor \(4\) must be below"),
-        ({"num_key_value_heads": 3}, r"key_value_heads \(3\) must divide heads \(4\)"),
         ({"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight"),
-        ({"intermediate_size": 80}, r"mlp.gate_proj.weight must have shape \(80, 64\), found \(96, 64\)"),
     ],
 )
 def test_a_llama_that_we_do_not_compute_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -136,39 +123,30 @@ def test_a_llama_that_we_do_not_compute_is_refused(change: dict[str, Any], messa
     to_huggingface(our_model(key_value_heads=2), directory, tokenizer_dir=None, special_token_id=0)
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises((CheckpointError, Exception), match=message) as caught:
+    with pytest.raises(EvenpackError, match=message):
         from_huggingface(directory)
-    assert type(caught.value).__module__ == "evenpack.errors"
 
 
-MALFORMED: list[tuple[dict[str, Any], str]] = [
-    *(
-        ({"num_key_value_heads": value}, "num_key_value_heads[: ].*found ")
-        for value in (0, "32", [32], 32.0, True, 1 << 40)
-    ),
-    *(
-        ({key: value}, f"{key}: .*valid dictionary")
-        for key in ("rope_scaling", "rope_parameters")
-        for value in ("llama3", [1], 0)
-    ),
-    *(({"rope_theta": value}, "rope_theta: .*found ") for value in (None, "x", 0)),
-    *(({"rope_parameters": {"rope_theta": value}}, "rope_parameters.rope_theta: .*found ") for value in (None, "x")),
-    *(({"rope_scaling": {"rope_type": value}}, "rope_scaling: Input tag .*'default', 'llama3'") for value in ([1], 3)),
-    ({"rope_scaling": {**THEIR_SCALING, "factor": None}}, "rope_scaling.factor: .*valid number, found None"),
-    ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: no such key"),
-    ({"tie_word_embeddings": None}, "tie_word_embeddings: .*valid boolean, found None"),
-    ({"rms_norm_eps": "x"}, "rms_norm_eps: .*valid number, found 'x'"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), MALFORMED)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_key_value_heads": True}, "num_key_value_heads[: ].*found "),
+        ({"rope_scaling": "llama3"}, "rope_scaling: .*valid dictionary"),
+        ({"rope_parameters": 0}, "rope_parameters: .*valid dictionary"),
+        ({"rope_theta": None}, "rope_theta: .*found None"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_parameters.rope_theta: .*found 'x'"),
+        ({"rope_scaling": {"rope_type": [1]}}, "rope_scaling: Input tag .*'default', 'llama3'"),
+        ({"rope_scaling": {**THEIR_SCALING, "factor": None}}, "rope_scaling.factor: .*valid number, found None"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention: no such key"),
+        ({"tie_word_embeddings": None}, "tie_word_embeddings: .*valid boolean, found None"),
+    ],
+)
 def test_a_malformed_config_is_refused_by_file_and_key(change: dict[str, Any], message: str) -> None:
     values = LLAMA_MAPPING.config_values(our_model(key_value_heads=2), 0)
     with pytest.raises(CheckpointError, match=rf"^config\.json:\n  {message}"):
         LLAMA_MAPPING.read_config(values | change, "config.json")
 
 
-PLAIN = {"rope_type": "default"}
 ABSENT: dict[str, Any] = dict.fromkeys(("rope_scaling", "rope_parameters"))
 
 
@@ -198,31 +176,18 @@ def test_rotations_are_read_as_transformers_reads_them(given: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    "given",
     [
-        (
-            {"rope_scaling": THEIR_SCALING, "rope_parameters": {**PLAIN, "rope_theta": 1e4}},
-            "rope_scaling and rope_parameters",
-        ),
-        ({"rope_theta": 5e5, "rope_parameters": {**PLAIN, "rope_theta": 1e4}}, "rope_theta and rope_parameters"),
-        (
-            {"rope_scaling": THEIR_SCALING, "rope_parameters": {**THEIR_SCALING, "rope_theta": 5e5}},
-            "rope_scaling and rope_parameters",
-        ),
-        (
-            {"rope_scaling": {**THEIR_SCALING, "factor": 4.0}, "rope_parameters": THEIR_SCALING},
-            "rope_scaling and rope_parameters",
-        ),
-        (
-            {"rope_theta": 5e5, "rope_scaling": THEIR_SCALING, "rope_parameters": {**THEIR_SCALING, "rope_theta": 1e4}},
-            "rope_theta and rope_scaling and rope_parameters",
-        ),
+        {"rope_theta": 5e5, "rope_parameters": {**PLAIN, "rope_theta": 1e4}},
+        {"rope_scaling": THEIR_SCALING, "rope_parameters": {**PLAIN, "rope_theta": 1e4}},
+        {"rope_scaling": {**THEIR_SCALING, "factor": 4.0}, "rope_parameters": THEIR_SCALING},
+        {"rope_theta": 5e5, "rope_scaling": THEIR_SCALING, "rope_parameters": {**THEIR_SCALING, "rope_theta": 1e4}},
     ],
 )
-def test_rotations_that_disagree_are_refused_by_both_names(given: dict[str, Any], named: str) -> None:
+def test_rotations_that_disagree_are_refused_by_both_names(given: dict[str, Any]) -> None:
     values = LLAMA_MAPPING.config_values(our_model(key_value_heads=2), 0) | ABSENT
     del values["rope_theta"]
-    with pytest.raises(CheckpointError, match=rf"^config\.json: {named} must describe the same rotations") as caught:
+    with pytest.raises(CheckpointError, match=rf"{' and '.join(given)} must describe the same rotations") as caught:
         LLAMA_MAPPING.read_config(values | given, "config.json")
     assert all(f"{key} {value!r}" in str(caught.value) for key, value in given.items())
 
@@ -263,31 +228,6 @@ def test_a_checkpoint_of_an_older_release_is_read(tmp_path: Path) -> None:
     assert (back.config.rotary_base, back.config.shape["key_value_heads"]) == (123.0, 4)
 
 
-def test_scaled_rotations_give_the_logits_losses_and_gradients_of_transformers(tmp_path: Path) -> None:
-    """To 1e-6 by norm: the rotations are equal bit for bit, and what is left is the order of sums elsewhere.
-
-    With these weights the gradients of both differ by up to 2.5e-6 from those in FP64.
-    """
-    model = our_model(**KINDS["scaled rotations"])
-    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=5)
-    theirs = LlamaForCausalLM.from_pretrained(tmp_path / "out")
-    (tokens,) = random_sequences([POSITIONS], vocabulary_size=VOCABULARY, seed=9)
-    batch, _ = build_batch([[tokens]], "packed", max_sequence_length=POSITIONS)
-    ours = model(batch)["next_token"].loss_sum / (POSITIONS - 1)
-    expected = theirs(torch.tensor([tokens]), labels=torch.tensor([tokens]))
-    assert_near(next_token_logits(model, batch), expected.logits[0], "logits")
-    assert_near(ours, expected.loss, "loss")
-    ours.backward()
-    expected.loss.backward()
-    names = {name.ours: name for name in LLAMA_MAPPING.tensor_names(model)}
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    for name, parameter in model.named_parameters():
-        assert_near(parameter.grad, torch.cat([gradients[one] for one in names[name].theirs]), name)
-    unscaled = our_model(key_value_heads=2, rotary_base=500.0)
-    unscaled.load_state_dict(model.state_dict())
-    assert abs(unscaled(batch)["next_token"].loss_sum.item() / (POSITIONS - 1) - expected.loss.item()) > 1e-3
-
-
 @pytest.mark.parametrize(
     "section", [LlamaConfig(kind="llama", preset="8b"), KINDS["scaled rotations"]], ids=["8b", "tiny"]
 )
@@ -303,18 +243,6 @@ def test_scaled_rotations_are_those_of_transformers_bit_for_bit(section: Any) ->
     assert torch.equal(ours.cos[:, 0], cos[0])
     assert torch.equal(ours.sin[:, 0, half:], sin[0, :, half:])
     assert torch.equal(ours.sin[:, 0, :half], -sin[0, :, :half])
-
-
-def test_a_scaling_of_an_older_release_is_read(tmp_path: Path) -> None:
-    """Llama 3.1's own config.json names it `rope_scaling`, and the base beside it."""
-    model = our_model(key_value_heads=2, rotary_base=500.0, rotary_scaling=SCALING)
-    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=0)
-    path = tmp_path / "out" / "config.json"
-    values = json.loads(path.read_text())
-    assert values.pop("rope_parameters") == {"rope_theta": 500.0, **THEIR_SCALING}
-    assert values["rope_scaling"] == THEIR_SCALING
-    path.write_text(json.dumps(values))
-    assert from_huggingface(tmp_path / "out").config.unseen_in_weights == model.config.unseen_in_weights
 
 
 def test_a_model_larger_than_a_file_is_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +270,7 @@ def test_an_index_that_names_no_files_is_refused(files: Any, tmp_path: Path) -> 
     index = tmp_path / "out" / "model.safetensors.index.json"
     os.mkfifo(tmp_path / "out" / "pipe")
     index.write_text(json.dumps({"weight_map": {"a": "pipe"}}))
-    with pytest.raises(CheckpointError, match=r"pipe is not a file; expected weights"):
+    with pytest.raises(CheckpointError, match=r"pipe is not a file"):
         from_huggingface(tmp_path / "out")
     index.write_text(json.dumps({"weight_map": files}))
     with pytest.raises(CheckpointError, match=r"index\.json must name the file of each tensor in its weight_map"):

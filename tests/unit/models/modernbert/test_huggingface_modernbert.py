@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from batches import LAYOUTS
 from exchanged_weights import huggingface_weights
 from masked_batches import MaskedPair, build_masked_batch, random_pairs
 from safetensors.torch import load_file, save_file
@@ -18,7 +17,7 @@ from transformers import ModernBertConfig as TheirConfig
 from transformers import ModernBertForMaskedLM
 
 from evenpack.engine.checkpoints.weights import require_same_network
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, EvenpackError
 from evenpack.models.build import Model, new_model
 from evenpack.models.cost import parameter_count
 from evenpack.models.huggingface import from_huggingface, mapping_of, to_huggingface
@@ -39,7 +38,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": LONGEST,
     "local_attention": 12,
 }
-EVERY = "global_attn_every_n_layers"
 NO_TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
 KINDS: dict[str, dict[str, Any]] = {
     "as released": {},
@@ -92,14 +90,13 @@ def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
 
 
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_loss_and_gradients_are_those_of_transformers_on_each_sequence_alone(
-    layout: Any, settings: dict[str, Any], tmp_path: Path
+    settings: dict[str, Any], tmp_path: Path
 ) -> None:
     # In FP32 the gradients of some norms differ by 1.3e-6 on some processors.
     ours, theirs = (model.double() for model in both(tmp_path, **settings))
     packs = pairs_of()
-    batch, _ = build_masked_batch(packs, layout, max_sequence_length=LONGEST, pack_length=LONGEST)
+    batch, _ = build_masked_batch(packs, "packed", max_sequence_length=LONGEST, pack_length=LONGEST)
     losses = []
     pairs = [pair for pack in packs for pair in pack]
     rows = masked_token_logits(ours, batch)[: batch.local_counts.targets].split([len(pair.masked) for pair in pairs])
@@ -122,21 +119,6 @@ def test_logits_loss_and_gradients_are_those_of_transformers_on_each_sequence_al
         assert_near(found_gradients[name], gradient, name)
 
 
-@pytest.mark.parametrize("length", [2, 3, 7, 48])
-def test_single_sequences_and_their_loss_are_those_of_transformers(length: int, tmp_path: Path) -> None:
-    ours, theirs = both(tmp_path)
-    ((pair,),) = pairs_of(([length],))
-    batch, _ = build_masked_batch([[pair]], "packed", max_sequence_length=LONGEST)
-    labels = torch.full((1, length), -100)
-    labels[0, list(pair.masked)] = torch.tensor(list(pair.masked.values()))
-    with torch.no_grad():
-        outputs = theirs(torch.tensor([pair.tokens]), labels=labels)
-        found = masked_token_logits(ours, batch)[: len(pair.masked)]
-        mean = ours(batch)["masked_token"].loss_sum / len(pair.masked)
-    assert_near(found, outputs.logits[0, list(pair.masked)])
-    assert mean.item() == pytest.approx(outputs.loss.item(), rel=TOLERANCE)
-
-
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
 def test_transformers_loads_what_is_exported_with_equal_logits(settings: dict[str, Any], tmp_path: Path) -> None:
     ours, _ = both(tmp_path / "theirs", **settings)
@@ -148,18 +130,6 @@ def test_transformers_loads_what_is_exported_with_equal_logits(settings: dict[st
     batch, _ = build_masked_batch([[pair]], "packed", max_sequence_length=LONGEST)
     with torch.no_grad():
         assert_near(masked_token_logits(ours, batch)[: len(pair.masked)], their_logits(back.eval(), pair))
-
-
-def test_weights_survive_both_ways_bit_for_bit(tmp_path: Path) -> None:
-    ours, theirs = both(tmp_path / "theirs", **KINDS["every second layer, other numbers"])
-    expected = dict(theirs.named_parameters())  # tied ones come once
-    weights = huggingface_weights(ours)
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
-    to_huggingface(ours, tmp_path / "ours", tokenizer_dir=None, special_token_id=0)
-    again = from_huggingface(tmp_path / "ours")
-    assert again.config == ours.config
-    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
 
 
 @pytest.mark.parametrize("layers", [1, 2, 4])
@@ -198,7 +168,6 @@ def test_the_released_configurations_become_their_presets(size: str, form: str) 
     ("change", "message"),
     [
         ({"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
-        ({"local_attention": 1}, "local_attention: .*greater than or equal to 2, found 1"),
         (
             {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
             "layer_types must be full_attention in the first layer and then in every n-th",
@@ -206,45 +175,33 @@ def test_the_released_configurations_become_their_presets(size: str, form: str) 
         ({"layer_types": ["full_attention"] * 3}, "layer_types must be full_attention in the first layer"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}},
-            r"rope_parameters\.full_attention\.rope_type: Input should be 'default', found 'yarn'",
+            r"rope_parameters\.full_attention\.rope_type: .*'default', found 'yarn'",
         ),
         ({"num_hidden_layers": 4, "layer_types": None}, r"layers\.4\.\S+ has no place in a ModernBert of 4 layers"),
-        ({"intermediate_size": 80}, r"mlp\.Wi\.weight must have shape \(160, 48\), found \(128, 48\)"),
-        ({"vocab_size": 60}, r"tok_embeddings\.weight must have shape \(60, 48\), found \(59, 48\)"),
     ],
 )
 def test_a_checkpoint_that_we_do_not_compute_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     their_model().save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(Exception, match=message) as caught:
+    with pytest.raises(EvenpackError, match=message):
         from_huggingface(tmp_path)
-    assert type(caught.value).__module__ == "evenpack.errors"
 
 
-FLAT = {"rope_type": "yarn", "factor": 4, "rope_theta": 5e5}
-MALFORMED: list[tuple[dict[str, Any], str]] = [
-    *(({"local_attention": value}, "local_attention: .*valid integer, found ") for value in (None, "128", [128], 12.0)),
-    *(({EVERY: value}, f"{EVERY}: .*valid integer, found ") for value in (None, "x", 2.7)),
-    *(({"layer_types": value}, "layer_types: .*valid list, found ") for value in (3, "full_attention")),
-    ({"layer_types": [1, 2, 3, 4]}, "layer_types must be full_attention .* found 1, 2, 3, 4"),
-    *(({"rope_parameters": value}, "rope_parameters: .*valid dictionary") for value in ("default", [1], 0)),
-    (
-        {"rope_parameters": FLAT},
-        "rope_parameters.rope_type: no such key; did you mean rope_parameters.full_attention",
-    ),
-    ({"rope_parameters": {"other": {}}}, "rope_parameters.other: no such key"),
-    ({"rope_parameters": {"full_attention": "default"}}, "rope_parameters.full_attention: .*valid dictionary"),
-    *(
-        ({"rope_parameters": {kind: {"rope_theta": value}}}, f"rope_parameters.{kind}.rope_theta: .*found ")
-        for kind in ("full_attention", "sliding_attention")
-        for value in (None, "a", 0)
-    ),
-    *(({key: None}, f"{key}: .*valid number, found None") for key in ("global_rope_theta", "local_rope_theta")),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), MALFORMED)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"local_attention": None}, "local_attention: .*valid integer, found None"),
+        ({"local_attention": 1}, "local_attention: .*greater than or equal to 2, found 1"),
+        ({"global_attn_every_n_layers": 2.7}, "global_attn_every_n_layers: .*valid integer, found "),
+        ({"layer_types": "full_attention"}, "layer_types: .*valid list, found "),
+        ({"layer_types": [1, 2, 3, 4]}, "layer_types must be full_attention .* found 1, 2, 3, 4"),
+        ({"rope_parameters": "default"}, "rope_parameters: .*valid dictionary"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}}, "rope_parameters.rope_type: no such key"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 0}}}, "rope_parameters.sliding_attention.rope_theta"),
+        ({"local_rope_theta": None}, "local_rope_theta: .*valid number, found None"),
+    ],
+)
 def test_a_malformed_config_is_refused_by_file_and_key(change: dict[str, Any], message: str) -> None:
     mapping = mapping_of(ModernBertConfig(kind="modernbert"))
     assert mapping.read_config(TheirConfig(**SIZES).to_dict(), "config.json")
