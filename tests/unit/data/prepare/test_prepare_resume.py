@@ -66,17 +66,6 @@ def test_a_directory_that_was_killed_again_and_again_ends_up_byte_for_byte_the_s
     assert contents(directory) == contents(finished)
 
 
-def test_a_changed_data_section_is_refused_by_key(corpus: Path, finished: Path) -> None:
-    recipe = {"kind": "documents", "max_sequence_length": 32}
-    with pytest.raises(DataError) as caught:
-        prepare(two_sources(corpus, recipe=recipe, pack_length=64), finished)
-    message = str(caught.value)
-    assert "data.recipe.max_sequence_length: prepared with 64, this run has 32" in message
-    assert "data.pack_length: prepared with 128, this run has 64" in message
-    assert "data.sources" not in message
-    assert f"Choose another data.prepared_dir (or run.output_dir), or remove {finished}" in message
-
-
 def test_a_changed_section_is_refused_while_unfinished_too(
     own_corpus: Path, tmp_path: Path, small_batches: None
 ) -> None:

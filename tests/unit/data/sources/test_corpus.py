@@ -40,7 +40,15 @@ def text(path: Path, separator: str) -> TextSource:
 
 
 def write_jsonl(path: Path, values: list[str]) -> Path:
-    path.write_text("".join(json.dumps({"id": number, "text": value}) + "\n" for number, value in enumerate(values)))
+    return write_rows(path, [{"id": number, "text": value} for number, value in enumerate(values)])
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Writes jsonl or parquet, by the ending; groups of parquet have three rows."""
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -282,11 +290,7 @@ def test_rows_of_several_splits_are_refused_by_whichever_part_reads_others(
 ) -> None:
     tables = [[{key: split, "text": f"{split} {number}"} for number in range(3)] for split in ("train", "test")]
     for number, rows in enumerate(tables if files == 2 else [tables[0] + tables[1]]):
-        path = tmp_path / f"{number}.{kind}"
-        if kind == "parquet":
-            pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
-        else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(tmp_path / f"{number}.{kind}", rows)
     source: Any = TypeAdapter(Source).validate_python({"kind": kind, "path": tmp_path})
     first, *others = open_corpus("wiki", source).parts(100)
     assert {document.text[:5] for document in first.documents()} == {"train"}
@@ -297,46 +301,36 @@ def test_rows_of_several_splits_are_refused_by_whichever_part_reads_others(
 @pytest.mark.parametrize("outer", ["meta", "metadata"])
 def test_rows_whose_metadata_say_several_splits_are_refused(outer: str, tmp_path: Path) -> None:
     rows = [{outer: {"split": split, "language": split}, "text": split} for split in ("train", "train", "test")]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     with pytest.raises(DataError, match=rf"line 3: '{outer}\.split' is 'test', and other rows say 'train'"):
-        read(JsonlSource(kind="jsonl", path=tmp_path))
+        read(jsonl(path))
     rows[2][outer] = {"language": "test"}
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert len(texts(read(JsonlSource(kind="jsonl", path=tmp_path)))) == 3
-
-
-def test_a_partition_that_is_no_split_is_read(tmp_path: Path) -> None:
-    rows = [{"partition": name, "text": name} for name in ("training manuals", "unseen texts", "train")]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert len(texts(read(JsonlSource(kind="jsonl", path=tmp_path)))) == 3
+    assert len(read(jsonl(write_rows(path, rows)))) == 3
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
 @pytest.mark.parametrize(
-    ("said", "is_refused"),
+    ("key", "said", "is_refused"),
     [
-        (["train", None, "training", "test"], True),
-        (["dev", "dev", "train", "train"], True),
-        (["train", "wiki", "train", "7"], False),
-        (["test", "validation", "test", "wiki"], False),
+        ("data_split", ["train", None, "training", "test"], True),
+        ("data_split", ["dev", "dev", "train", "train"], True),
+        ("data_split", ["train", "wiki", "train", "7"], False),
+        ("data_split", ["test", "validation", "test", "wiki"], False),
+        ("partition", ["training manuals", "unseen texts", "train"], False),
     ],
 )
 def test_rows_that_say_other_splits_are_refused(
-    kind: str, said: list[str | None], *, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, key: str, said: list[str | None], *, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    rows = [{"data_split": split, "text": f"{number}"} for number, split in enumerate(said)]
-    path = tmp_path / "set" / f"rows.{'jsonl' if kind == 'hub' else kind}"
-    path.parent.mkdir()
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{key: split, "text": f"{number}"} for number, split in enumerate(said)]
+    (tmp_path / "set").mkdir()
+    path = write_rows(tmp_path / "set" / f"rows.{'jsonl' if kind == 'hub' else kind}", rows)
     place = {"name": str(path.parent)} if kind == "hub" else {"path": path}
     source: Any = TypeAdapter(Source).validate_python({"kind": kind} | place)
     if is_refused:
         message = refusal(source)
-        assert f"'data_split' is {said[-1]!r}, and other rows say {said[0]!r}" in message
+        assert f"'{key}' is {said[-1]!r}, and other rows say {said[0]!r}" in message
         assert ("rows.jsonl, line" in message) == (kind == "jsonl")
     else:
         assert texts(read(source)) == [row["text"] for row in rows]
