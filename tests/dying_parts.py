@@ -1,15 +1,13 @@
-"""Defines corpus parts whose reader dies or sleeps, for tests of workers; a worker can import them."""
+"""Defines a corpus part whose reader dies, for tests of workers; a worker can import it."""
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from evenpack.data.sources.corpus import Corpus, CorpusPart, Document
-from evenpack.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +16,7 @@ class DyingPart:
 
     part: CorpusPart
     deaths: Path
-    """A file that has a byte afterwards."""
+    """A file that has the number of threads that Rust may start afterwards."""
 
     @property
     def total_bytes(self) -> int:
@@ -29,7 +27,7 @@ class DyingPart:
         yield from islice(documents, 20)
         with self.deaths.open("ab") as file:
             if not file.tell():
-                file.write(b".")
+                file.write(os.environ["RAYON_NUM_THREADS"].encode())
                 file.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
         yield from documents
@@ -54,41 +52,3 @@ class DyingCorpus:
         parts = list(self.corpus.parts(target_bytes))
         parts[self.part] = DyingPart(part=parts[self.part], deaths=self.deaths)
         return tuple(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SleepingPart:
-    """A part with an error that waits for the others, which sleep longer than any test."""
-
-    number: int
-    woken: Path
-    total_bytes: int = 100
-
-    def documents(self, start: int = 0) -> Iterator[Document]:
-        asleep = self.woken.with_name("asleep")
-        if self.number:
-            asleep.touch()
-            time.sleep(100)
-            self.woken.touch()
-        while not asleep.exists():
-            time.sleep(0.01)
-        raise DataError(f"threads of Rust: {os.environ['RAYON_NUM_THREADS']}")
-        yield
-
-
-@dataclass(frozen=True, kw_only=True)
-class SleepingCorpus:
-    """A corpus of two such parts."""
-
-    corpus: Corpus
-    woken: Path
-
-    @property
-    def total_bytes(self) -> int:
-        return self.corpus.total_bytes
-
-    def documents(self, start: int = 0) -> Iterator[Document]:
-        return self.corpus.documents(start)
-
-    def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
-        return tuple(SleepingPart(number=number, woken=self.woken) for number in range(2))

@@ -3,19 +3,26 @@
 import io
 import json
 import random
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
+from tokenizer_folders import whole_words
 
 from evenpack.data.config import DataConfig
+from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import STAGE_NAMES, Stage
+from evenpack.data.prepare.workers import Workers
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.loading import train_tokenizer
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.progress import Amount, Piece, Progress
 
 _STAGES = {name: stage for stage, name in STAGE_NAMES.items()}
@@ -115,6 +122,52 @@ class StopAfter(Recorder):
             raise StoppedError
 
 
+def interrupt(config: DataConfig, directory: Path, reports: int, *, stage: Stage = "tokens") -> None:
+    """Prepares up to the n-th report of a stage."""
+    progress = StopAfter(reports, stage=stage)
+    with suppress(StoppedError):
+        prepare(config, directory, progress=progress)
+    assert progress.left == 0, "it has not come so far"
+
+
+def recorded(config: DataConfig, directory: Path, *, workers: Workers | None = None) -> Recorder:
+    """Prepares to the end; returns what was shown."""
+    recorder = Recorder()
+    prepare(config, directory, progress=recorder, workers=workers)
+    return recorder
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from evenpack.data.config import DataConfig
+from evenpack.data.prepare import pairs, tokenising
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.tokens import writer
+
+left = int(sys.argv[3])
+flush = os.fsync
+def kill_at(descriptor):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    flush(descriptor)
+
+os.fsync = kill_at
+tokenising.BATCH_TEXT_BYTES, pairs.BLOCK_SENTENCES, writer.COMMIT_SECONDS = 10_000, 400, 0.0
+prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def killed_at_flush(flushes: int, config: DataConfig, directory: Path) -> bool:
+    """Prepares in a process that is killed before that flush of a file; returns whether it came so far."""
+    arguments = [config.model_dump_json(), str(directory), str(flushes)]
+    status = subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=False).returncode
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
 def sentences(count: int, *, seed: int) -> list[str]:
     """Returns different texts of 3 to 120 words."""
     source = random.Random(seed)
@@ -157,9 +210,28 @@ def two_sources(corpus: Path, **changes: Any) -> DataConfig:
     )
 
 
+def pairs_config(corpus: Path, **changes: Any) -> DataConfig:
+    """Returns sentence pairs of one jsonl file; `changes` replace keys of the recipe, and other keys as a whole."""
+    recipe = {"kind": "sentence_pairs", "max_sequence_length": 48, "duplication_factor": 3, "seed": 5}
+    values = {
+        "sources": {"wiki": {"kind": "jsonl", "path": corpus}},
+        "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 150},
+        "pack_length": 64,
+        **changes,
+        "recipe": recipe | changes.get("recipe", {}),
+    }
+    return data_config(**values)
+
+
 def save_tokenizer(folder: Path, *, seed: int = 9) -> dict[str, str]:
     """Trains a small tokenizer and saves it as a folder; returns the section that names it."""
     train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=300), sentences(50, seed=seed)).save(folder)
+    return {"kind": "hub", "name": str(folder)}
+
+
+def save_words(folder: Path, end: str = "<end>") -> dict[str, str]:
+    """Saves a vocabulary of one word; returns the section that names it."""
+    Tokenizer(whole_words("[UNK]", "cat", end), end_of_text=end, unknown="[UNK]").save(folder)
     return {"kind": "hub", "name": str(folder)}
 
 
@@ -171,6 +243,13 @@ def texts_of(config: DataConfig, name: str) -> list[str]:
 def command_with_parts(part_bytes: int) -> list[str]:
     """Returns the command `evenpack` of a process that divides sources into parts of so many bytes."""
     return [sys.executable, str(Path(__file__).with_name("small_parts.py")), str(part_bytes)]
+
+
+def flip(path: Path, byte: int = -1) -> None:
+    """Changes one bit of a file and nothing else."""
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1
+    path.write_bytes(content)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 """Writes HDF5 shards with h5py itself, dataset by dataset, in the three layouts of NVIDIA's pipelines."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,6 +34,12 @@ class Row:
     @property
     def segments(self) -> list[int]:
         return [int(place >= self.first_length) for place in range(len(self.tokens))]
+
+    def unmasked(self) -> "Row":
+        """Returns the pair before masking."""
+        originals = dict(zip(self.places, self.originals, strict=True))
+        tokens = [originals.get(place, token) for place, token in enumerate(self.tokens)]
+        return replace(self, tokens=tokens, places=[], originals=[])
 
 
 def random_rows(count: int, *, seed: int) -> list[Row]:

@@ -62,10 +62,9 @@ def byte_pairs(
     pattern: str | None = _DIGITS,
     normalizer: Any = None,
     special: tuple[str, ...] = ("<|endoftext|>",),
-    **settings: Any,
 ) -> Tokenizer:
     """A byte-level BPE whose words are split by a pattern; None: by GPT-2's."""
-    backend = Tokenizer(models.BPE(**settings))
+    backend = Tokenizer(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern is None:
         backend.pre_tokenizer = level
@@ -83,14 +82,12 @@ def byte_pairs(
     return backend
 
 
-def characters(**settings: Any) -> Tokenizer:
+def characters() -> Tokenizer:
     """A BPE of characters as Llama 2 has it: spaces are a character, bytes stand for unknown ones."""
     backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=special, limit_alphabet=60, show_progress=False, **settings
-    )
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, limit_alphabet=60, show_progress=False)
     backend.train_from_iterator(_CORPUS, trainer)
     values = json.loads(backend.to_str())
     values["added_tokens"] = values["added_tokens"][:3]
@@ -134,12 +131,16 @@ def word_pieces(*, lowercase: bool = True, splitter: Any = None, template: bool 
     return backend
 
 
-def words() -> Tokenizer:
-    """A vocabulary of whole words, which text may spell its special tokens by."""
-    vocabulary = {word: index for index, word in enumerate(["[UNK]", "</s>", "<pad>", *TEXT.split(), "the", "cat"])}
+def whole_words(*vocabulary: str) -> Tokenizer:
+    """A vocabulary of whole words, in this order; an unknown one is [UNK]."""
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return backend
+
+
+def words() -> Tokenizer:
+    """A vocabulary of whole words, which text may spell its special tokens by."""
+    return whole_words(*dict.fromkeys(["[UNK]", "</s>", "<pad>", *TEXT.split(), "the", "cat"]))
 
 
 def marked_words(**settings: Any) -> Tokenizer:
@@ -183,10 +184,21 @@ def changed(backend: Tokenizer, change: Callable[[dict[str, Any]], None]) -> Tok
     return Tokenizer.from_str(json.dumps(values))
 
 
+def unmark(values: dict[str, Any]) -> None:
+    """Makes special tokens of a file plain ones."""
+    for token in values["added_tokens"]:
+        token["special"] = False
+
+
 FAST = "PreTrainedTokenizerFast"
 END = {"eos_token": "<|endoftext|>"}
+PLAIN = END | {"tokenizer_class": FAST}
+GPT2 = END | {"tokenizer_class": "GPT2Tokenizer"}
 BOUNDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 T5 = BOUNDS | {"pad_token": "<pad>"}
+PIECES = T5 | {"tokenizer_class": FAST}
+WORDS = {"tokenizer_class": FAST, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+LLAMA = {"tokenizer_class": FAST, "bos_token": "<|begin|>", "eos_token": "<|end|>"}
 BERT = {"section": {"kind": "bert"}, "begins": "[CLS]", "ends_prompt": True}
 _LLAMA = ("<|begin|>", "<|end|>", "<|user|>")
 _ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -199,27 +211,13 @@ def _roberta() -> Tokenizer:
 
 
 def _ignoring_merges() -> Tokenizer:
-    def change(values: dict[str, Any]) -> None:
-        values["model"]["ignore_merges"] = True
-
-    return changed(byte_pairs(special=_LLAMA, pattern=r"\s+|\S+"), change)
-
-
-def _random() -> Tokenizer:
-    def change(values: dict[str, Any]) -> None:
-        values["model"]["dropout"] = 0.5
-
-    return changed(byte_pairs(), change)
+    backend = byte_pairs(special=_LLAMA, pattern=r"\s+|\S+")
+    return changed(backend, lambda values: values["model"].update(ignore_merges=True))
 
 
 def _unmarked() -> Tokenizer:
     """Its end of text is no special token by its file, but one that is found in text."""
-
-    def change(values: dict[str, Any]) -> None:
-        for token in values["added_tokens"]:
-            token["special"] = False
-
-    return changed(byte_pairs(special=("<|endoftext|>", "<|x|>")), change)
+    return changed(byte_pairs(special=("<|endoftext|>", "<|x|>")), unmark)
 
 
 _ADDED = {"__type": "AddedToken", "content": "</s>", "normalized": False, "special": True} | dict.fromkeys(
@@ -256,18 +254,8 @@ def _unended() -> Tokenizer:
 
 
 FOLDERS: dict[str, Folder] = {
-    "GPT-2's pattern": Folder(
-        backend=lambda: byte_pairs(pattern=None), config=END | {"tokenizer_class": "GPT2Tokenizer"}
-    ),
-    "years as GPT2Tokenizer": Folder(
-        backend=byte_pairs, config=END | {"tokenizer_class": "GPT2Tokenizer"}, class_differs=True
-    ),
-    "years as Qwen2Tokenizer": Folder(
-        backend=byte_pairs, config=END | {"tokenizer_class": "Qwen2Tokenizer"}, class_differs=True
-    ),
-    "years as GPTNeoXTokenizer": Folder(
-        backend=byte_pairs, config=END | {"tokenizer_class": "GPTNeoXTokenizer"}, class_differs=True
-    ),
+    "GPT-2's pattern": Folder(backend=lambda: byte_pairs(pattern=None), config=GPT2),
+    "years as GPT2Tokenizer": Folder(backend=byte_pairs, config=GPT2, class_differs=True),
     "years as RobertaTokenizer": Folder(
         backend=_roberta,
         config={"tokenizer_class": "RobertaTokenizer"},
@@ -284,15 +272,10 @@ FOLDERS: dict[str, Folder] = {
     "a single character is a special token": Folder(
         backend=byte_pairs, config=END | {"tokenizer_class": FAST, "pad_token": "!"}
     ),
-    "years as no class": Folder(backend=byte_pairs, config=END | {"tokenizer_class": FAST}),
+    "years as no class": Folder(backend=byte_pairs, config=PLAIN),
     "years as LlamaTokenizer": Folder(backend=byte_pairs, config=END | {"tokenizer_class": "LlamaTokenizer"}),
     "years as an unknown class": Folder(backend=byte_pairs, config=END | {"tokenizer_class": "NobodysTokenizer"}),
-    "years by kind gpt2": Folder(
-        backend=byte_pairs,
-        config=END | {"tokenizer_class": "GPT2Tokenizer"},
-        section={"kind": "gpt2"},
-        class_differs=True,
-    ),
+    "years by kind gpt2": Folder(backend=byte_pairs, config=GPT2, section={"kind": "gpt2"}, class_differs=True),
     "GPT-2 that adds its beginning": Folder(
         backend=lambda: byte_pairs(pattern=None),
         config=END | {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "add_bos_token": True},
@@ -306,45 +289,36 @@ FOLDERS: dict[str, Folder] = {
     ),
     "Llama 3's template": Folder(
         backend=lambda: with_template(byte_pairs(special=_LLAMA), "<|begin|> $A", "<|begin|>"),
-        config={"tokenizer_class": FAST, "bos_token": "<|begin|>", "eos_token": "<|end|>"},
+        config=LLAMA,
         template_differs=True,
     ),
     "Llama 3's beginning": Folder(
         backend=lambda: with_template(byte_pairs(special=_LLAMA), "<|begin|> $A", "<|begin|>"),
-        config={"tokenizer_class": FAST, "bos_token": "<|begin|>", "eos_token": "<|end|>"},
+        config=LLAMA,
         section={"kind": "hub", "beginning": "bos"},
         begins="<|begin|>",
     ),
     "both ends": Folder(
         backend=lambda: with_template(byte_pairs(special=_LLAMA), "<|begin|> $A <|end|>", "<|begin|>", "<|end|>"),
-        config={"tokenizer_class": FAST, "bos_token": "<|begin|>", "eos_token": "<|end|>"},
+        config=LLAMA,
         section={"kind": "hub", "beginning": "bos"},
         begins="<|begin|>",
         template_differs=True,
     ),
-    "an end": Folder(
-        backend=lambda: with_template(byte_pairs(), "$A <|endoftext|>", "<|endoftext|>"),
-        config=END | {"tokenizer_class": FAST},
-        template_differs=True,
+    "words that are no merges": Folder(backend=_ignoring_merges, config=LLAMA),
+    "dropout": Folder(
+        backend=lambda: changed(byte_pairs(), lambda values: values["model"].update(dropout=0.5)), config=PLAIN
     ),
-    "words that are no merges": Folder(
-        backend=_ignoring_merges,
-        config={"tokenizer_class": FAST, "bos_token": "<|begin|>", "eos_token": "<|end|>"},
-    ),
-    "dropout": Folder(backend=_random, config=END | {"tokenizer_class": FAST}),
-    "truncation and padding": Folder(backend=lambda: shortened(byte_pairs()), config=END | {"tokenizer_class": FAST}),
-    "no special token by its file": Folder(backend=_unmarked, config=END | {"tokenizer_class": FAST}),
+    "truncation and padding": Folder(backend=lambda: shortened(byte_pairs()), config=PLAIN),
+    "no special token by its file": Folder(backend=_unmarked, config=PLAIN),
     "special tokens named in the config alone": Folder(
         backend=_unmarked, config=END | {"tokenizer_class": FAST, "additional_special_tokens": ["<|x|>"]}
-    ),
-    "special tokens named in the config alone, as it has them now": Folder(
-        backend=_unmarked, config=END | {"tokenizer_class": FAST, "extra_special_tokens": ["<|x|>"]}
     ),
     "NFKC and lower case": Folder(
         backend=lambda: byte_pairs(
             normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.StripAccents()])
         ),
-        config=END | {"tokenizer_class": "GPT2Tokenizer"},
+        config=GPT2,
         class_differs=True,
     ),
     "added tokens": Folder(
@@ -356,11 +330,7 @@ FOLDERS: dict[str, Folder] = {
             AddedToken("and", lstrip=True, rstrip=True),
             AddedToken("<|x|>", special=True, lstrip=True),
         ),
-        config=END | {"tokenizer_class": FAST},
-    ),
-    "added tokens of GPT2Tokenizer": Folder(
-        backend=lambda: with_tokens(byte_pairs(pattern=None), AddedToken("  two", normalized=False)),
-        config=END | {"tokenizer_class": "GPT2Tokenizer"},
+        config=PLAIN,
     ),
     "names that are no ASCII": Folder(
         backend=lambda: byte_pairs(special=("<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>")),
@@ -385,7 +355,7 @@ FOLDERS: dict[str, Folder] = {
         begins="<s>",
         class_differs=True,
     ),
-    "Unigram": Folder(backend=unigram, config=T5 | {"tokenizer_class": FAST}),
+    "Unigram": Folder(backend=unigram, config=PIECES),
     "Unigram whose config names no unknown token": Folder(
         backend=unigram, config={"tokenizer_class": FAST, "eos_token": "</s>"}
     ),
@@ -405,9 +375,7 @@ FOLDERS: dict[str, Folder] = {
         begins="<s>",
         ends_prompt=True,
     ),
-    "Unigram with bytes": Folder(
-        backend=lambda: unigram(byte_fallback=True, scheme="first"), config=T5 | {"tokenizer_class": FAST}
-    ),
+    "Unigram with bytes": Folder(backend=lambda: unigram(byte_fallback=True, scheme="first"), config=PIECES),
     "Unigram without special tokens by its file": Folder(
         backend=lambda: unigram(special=False, scheme="never"),
         config=T5 | {"tokenizer_class": FAST, "mask_token": "<mask>"},
@@ -445,15 +413,9 @@ FOLDERS: dict[str, Folder] = {
         class_differs=True,
         **BERT,
     ),
-    "ends of words": Folder(
-        backend=lambda: marked_words(end_of_word_suffix="</w>"),
-        config={"tokenizer_class": FAST, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-    ),
-    "insides of words": Folder(
-        backend=lambda: marked_words(continuing_subword_prefix="##"),
-        config={"tokenizer_class": FAST, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-    ),
-    "merges that form special tokens": Folder(backend=_forming, config=T5 | {"tokenizer_class": FAST}),
+    "ends of words": Folder(backend=lambda: marked_words(end_of_word_suffix="</w>"), config=WORDS),
+    "insides of words": Folder(backend=lambda: marked_words(continuing_subword_prefix="##"), config=WORDS),
+    "merges that form special tokens": Folder(backend=_forming, config=PIECES),
     "Unigram in lower case": Folder(backend=_lower_cased, config=T5 | {"tokenizer_class": FAST, "eos_token": _ADDED}),
     "whole words": Folder(
         backend=words,

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenpack.data.manifest import Manifest
-from evenpack.data.order.blocked_plan import open_blocks
 from evenpack.data.recipes import DocumentsRecipe
 from evenpack.data.sequences import TokenAccounting, open_view
 from evenpack.data.sequences.view import write_description
@@ -37,7 +36,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a prepared set": ("manifest.json", lambda file: Manifest.read(file.parent)),
     "a journal": ("tokens.journal.json", lambda file: read_journal(file.parent / "tokens")),
     "a view": ("view.json", lambda file: open_view(file.parent, TokenFile.__new__(TokenFile), RECIPE)),
-    "blocks": ("blocks.json", lambda file: open_blocks(file.parent)),
     "a checkpoint": ("manifest.json", lambda file: read_manifest(file.parent)),
     "a cost model": ("cost.json", CostModel.read),
     "a run's record": ("run.json", lambda file: read_run_record(file.parent)),

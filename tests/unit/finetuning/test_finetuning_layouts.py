@@ -1,21 +1,17 @@
-"""Packed, un-padded and padded fine-tuning have the same loss and gradients as transformers."""
+"""Packed, un-padded and padded fine-tuning have the same loss and gradients."""
 
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import pytest
 import torch
 from finetuning_tasks import finetune_config, write_encoder, write_pairs, write_questions, write_scores, write_sentences
 from slow_cases import slow_but
 from torch import Tensor
-from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
-from evenpack.batch import PackedBatch
-from evenpack.config import validate
+from evenpack.config import with_values
 from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_shape import Layout
-from evenpack.data.sequences import LabelledSequences
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
 from evenpack.finetuning.model import FinetunedModel, read_pretrained
@@ -52,12 +48,6 @@ def opened(config: FinetuneConfig) -> tuple[Finetuning, FinetunedModel]:
     return finetuning, new_finetuned(config, pretrained, seed=0)
 
 
-def with_training(config: FinetuneConfig, **changes: object) -> FinetuneConfig:
-    values = config.model_dump(mode="json")
-    values["training"] |= changes
-    return validate(values, FinetuneConfig, origin="test")
-
-
 def one_step(config: FinetuneConfig) -> tuple[float, dict[str, Tensor], PackSelection]:
     """Returns the loss, the gradients and the sequences of the second step."""
     finetuning, model = opened(config)
@@ -82,7 +72,8 @@ def test_all_layouts_give_the_same_loss_and_gradients(
     assert any(name.startswith("head.classifier") for name in gradients)
     for layout in ("packed", "unpadded"):
         for packs_per_micro_batch in (None, 2):
-            other = one_step(with_training(config, layout=layout, packs_per_micro_batch=packs_per_micro_batch))
+            changes = {"layout": layout, "packs_per_micro_batch": packs_per_micro_batch}
+            other = one_step(with_values(config, {"training": changes}, origin="test"))
             assert sorted(other[2].sequence_ids) == sorted(packs.sequence_ids)
             assert other[0] == pytest.approx(loss, rel=1e-5)
             assert other[1].keys() == gradients.keys()
@@ -90,14 +81,16 @@ def test_all_layouts_give_the_same_loss_and_gradients(
             for name, gradient in gradients.items():
                 torch.testing.assert_close(other[1][name], gradient, rtol=1e-5, atol=1e-5 * scale)
     if task != "squad":
-        assert len(one_step(with_training(config, layout="packed"))[2].offsets) - 1 < len(packs.sequence_ids)
+        assert len(
+            one_step(with_values(config, {"training": {"layout": "packed"}}, origin="test"))[2].offsets
+        ) - 1 < len(packs.sequence_ids)
 
 
 def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero(
     encoder: Path, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = finetune_config("sst2", folders["sst2"], encoder, tmp_path, layout="packed", sequences_per_step=9)
-    config = with_training(config, warmup_fraction=0.4, learning_rate=1e-3, gradient_clipping=None, weight_decay=0.0)
+    settings = {"warmup_fraction": 0.4, "learning_rate": 1e-3, "gradient_clipping": None, "weight_decay": 0.0}
+    config = finetune_config("sst2", folders["sst2"], encoder, tmp_path, sequences_per_step=9, **settings)
     finetuning, model = opened(config)
     trainer = Trainer(model, config.training, steps=10)
     planner = finetuning.planner(seed=1)
@@ -109,61 +102,6 @@ def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero(
     assert changes[0] == pytest.approx(1e-3 / 4, rel=1e-2), "the first step of AdamW is as long as its rate"
     assert changes[9] < 1e-8, "the last update has a rate of 0"
     assert max(changes[3:6]) > 2 * changes[0]
-
-
-@pytest.mark.parametrize("task", ["sst2", "rte"])
-def test_logits_and_losses_are_those_of_transformers(
-    task: str, encoder: Path, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    config = finetune_config(task, folders[task], encoder, tmp_path, layout="packed", sequences_per_step=20)
-    finetuning, model = opened(config)
-    theirs = BertForSequenceClassification.from_pretrained(encoder, num_labels=2).eval()
-    theirs.classifier.load_state_dict(model.head.classifier.state_dict())
-    theirs.bert.pooler.dense.load_state_dict(model.head.pooler.state_dict())
-    batch, packs = first_batch(finetuning)
-    assert packs.packs < len(packs.sequence_ids)
-    outputs = model.eval().outputs(batch)
-    losses = model.head.sequence_losses(outputs, batch)
-    sequences = finetuning.data.training
-    for row, sequence in enumerate(packs.sequence_ids):
-        ids, types = one_sequence(sequences, int(sequence))
-        found = theirs(input_ids=ids, token_type_ids=types, labels=torch.tensor([sequences.labels[sequence]]))
-        torch.testing.assert_close(outputs[row], found.logits[0], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(losses[row], found.loss, rtol=1e-5, atol=1e-5)
-
-
-def test_spans_are_those_of_transformers(encoder: Path, folders: dict[str, Path], tmp_path: Path) -> None:
-    config = finetune_config("squad", folders["squad"], encoder, tmp_path, layout="packed", sequences_per_step=12)
-    finetuning, model = opened(config)
-    theirs = BertForQuestionAnswering.from_pretrained(encoder).eval()
-    theirs.qa_outputs.load_state_dict(model.head.classifier.state_dict())
-    batch, packs = first_batch(finetuning)
-    outputs = model.eval().outputs(batch)
-    losses, parts = model.head.sequence_losses(outputs, batch), model.head.by_sequence(outputs, batch)
-    sequences = finetuning.data.training
-    assert any((sequences.labels[packs.sequence_ids] == 0).all(axis=1))
-    assert any((sequences.labels[packs.sequence_ids] > 0).all(axis=1))
-    for row, sequence in enumerate(packs.sequence_ids):
-        ids, types = one_sequence(sequences, int(sequence))
-        first, last = torch.tensor(sequences.labels[sequence])
-        found = theirs(input_ids=ids, token_type_ids=types, start_positions=first[None], end_positions=last[None])
-        expected = torch.stack([found.start_logits[0], found.end_logits[0]], dim=1)
-        torch.testing.assert_close(parts[row], expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(losses[row], found.loss, rtol=1e-5, atol=1e-5)
-
-
-def first_batch(finetuning: Finetuning) -> tuple[PackedBatch, PackSelection]:
-    """Returns the first step as one batch, and its packs."""
-    planner = finetuning.planner(seed=1)
-    plan = planner.plan(0)
-    return finetuning.collator(planner).collate(plan.packs, plan.counts), plan.packs
-
-
-def one_sequence(sequences: LabelledSequences, sequence: int) -> tuple[Tensor, Tensor]:
-    """Returns token ids and token types in the form of transformers."""
-    ids = torch.from_numpy(sequences.read(np.array([sequence])).tokens)[None]
-    types = (np.arange(ids.shape[1]) >= sequences.first_lengths[sequence]).astype(np.int64)
-    return ids, torch.from_numpy(types)[None]
 
 
 def test_a_model_without_a_pooler_gets_a_new_one_that_depends_on_the_seed_alone(

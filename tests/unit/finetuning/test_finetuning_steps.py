@@ -69,13 +69,3 @@ def test_steps_of_packs_hold_as_many_packs_and_as_many_sequences_as_come_with_th
 def test_single_sequences_are_packs_of_their_own_where_nothing_is_packed() -> None:
     packs = planner("sequences", "padded", items=25).plan(0).packs
     assert packs.packs == len(packs.sequence_ids) == 25
-
-
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_micro_batches_divide_a_step_in_order_and_the_counts_are_those_of_the_step(layout: Layout) -> None:
-    plan = planner("sequences", layout, items=25, at_once=3).plan(0)
-    parts = [plan.micro_batch(0, index) for index in range(plan.micro_batches)]
-    assert [part.packs for part in parts[:-1]] == [3] * (plan.micro_batches - 1)
-    assert np.concatenate([part.sequence_ids for part in parts]).tolist() == plan.packs.sequence_ids.tolist()
-    assert (plan.counts.packs, plan.counts.sequences) == (plan.packs.packs, 25)
-    assert plan.counts.tokens == LENGTHS[plan.packs.sequence_ids].sum()

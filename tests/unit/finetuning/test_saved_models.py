@@ -1,4 +1,4 @@
-"""Transformers loads a tuned model with the same outputs."""
+"""Transformers loads a tuned model with the same outputs and losses, sequence by sequence."""
 
 import io
 import json
@@ -19,6 +19,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from evenpack.config import with_values
 from evenpack.errors import BackendError, ConfigError, RunError
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
@@ -49,46 +50,51 @@ def changed(model: FinetunedModel) -> FinetunedModel:
     ("task", "kind"),
     [*product(WRITERS, ("bert", "modernbert")), ("rte", "bert without a pooler")],
 )
-def test_transformers_loads_it_with_equal_outputs(task: str, kind: str, tmp_path: Path) -> None:
+def test_transformers_loads_it_with_equal_outputs_and_losses(task: str, kind: str, tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "encoder", kind)
     config = finetune_config(task, WRITERS[task](tmp_path / "task"), encoder, tmp_path / "out")
-    config = config.model_copy(update={"run": config.run.model_copy(update={"save_models": True})})
+    config = with_values(config, {"run": {"save_models": True}}, origin="test")
     pretrained = read_pretrained(config)
     model = changed(new_finetuned(config, pretrained, 0))
     save_model(config, pretrained.tokenizer, model, 0)
     auto: Any = AutoModelForQuestionAnswering if task == "squad" else AutoModelForSequenceClassification
     theirs, report = auto.from_pretrained(tmp_path / "out" / "seed_0", output_loading_info=True)
     assert {key: list(value) for key, value in report.items() if value} == {}
-    for ours, sequence in outputs_and_sequences(config, pretrained, model):
-        taken = sequence if kind.startswith("bert") else {"input_ids": sequence["input_ids"]}
-        found = theirs.eval()(**{name: torch.from_numpy(values)[None] for name, values in taken.items()})
+    for outputs, loss, sequence in computed_sequences(config, pretrained, model):
+        if kind == "modernbert":
+            del sequence["token_type_ids"]
+        found = theirs.eval()(**{name: torch.from_numpy(np.array(values))[None] for name, values in sequence.items()})
         expected = torch.stack((found.start_logits, found.end_logits), dim=-1) if task == "squad" else found.logits
-        torch.testing.assert_close(ours, expected.squeeze(0), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(outputs, expected.squeeze(0), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loss, found.loss, rtol=1e-5, atol=1e-5)
 
 
-def outputs_and_sequences(
-    config: Any, pretrained: Pretrained, model: FinetunedModel
-) -> list[tuple[torch.Tensor, dict[str, np.ndarray]]]:
-    """Returns our head's outputs for each packed training sequence, and the sequences for transformers."""
+def computed_sequences(
+    config: FinetuneConfig, pretrained: Pretrained, model: FinetunedModel
+) -> list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]]:
+    """Returns outputs and loss of each packed training sequence, and what transformers takes in its place."""
     data = read_task(config.data, pretrained.tokenizer)
     finetuning = Finetuning(config=config, data=data, tokenizer=pretrained.tokenizer, device=torch.device("cpu"))
     planner = finetuning.planner(0)
     plan = planner.plan(0)
     batch = finetuning.collator(planner).collate(plan.packs, plan.counts)
     with torch.no_grad():
-        parts = model.head.by_sequence(model.outputs(batch), batch)
+        outputs = model.outputs(batch)
+        parts, losses = model.head.by_sequence(outputs, batch), model.head.sequence_losses(outputs, batch)
     found = []
-    for sequence_id, part in zip(plan.packs.sequence_ids.tolist(), parts, strict=True):
-        tokens = data.training.read(np.array([sequence_id])).tokens
+    for sequence_id, part, loss in zip(plan.packs.sequence_ids.tolist(), parts, losses, strict=False):
+        tokens, label = data.training.read(np.array([sequence_id])).tokens, data.training.labels[sequence_id]
         types = (np.arange(len(tokens)) >= data.training.first_lengths[sequence_id]).astype(np.int64)
-        found.append((part, {"input_ids": tokens, "token_type_ids": types}))
+        named = {"labels": label} if label.ndim == 0 else {"start_positions": label[0], "end_positions": label[1]}
+        found.append((part, loss, {"input_ids": tokens, "token_type_ids": types} | named))
+    assert len(found) == len(parts) > 3
     return found
 
 
 def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "bert")
     config = finetune_config("rte", write_pairs(tmp_path / "task", rows=9), encoder, tmp_path / "out")
-    config = config.model_copy(update={"run": config.run.model_copy(update={"save_models": True})})
+    config = with_values(config, {"run": {"save_models": True}}, origin="test")
     pretrained = read_pretrained(config)
     save_model(config, pretrained.tokenizer, new_finetuned(config, pretrained, 0), 0)
     values = json.loads((tmp_path / "out" / "seed_0" / "config.json").read_text())
@@ -107,13 +113,13 @@ def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> No
 def saving_config(tmp_path: Path) -> FinetuneConfig:
     task = write_sentences(tmp_path / "task", training=9, evaluation=4)
     config = finetune_config("sst2", task, write_encoder(tmp_path / "bert"), tmp_path / "out")
-    return config.model_copy(update={"run": config.run.model_copy(update={"save_models": True, "seeds": (0, 1)})})
+    return with_values(config, {"run": {"save_models": True, "seeds": (0, 1)}}, origin="test")
 
 
 def test_each_seed_has_its_model_and_is_trained_again_without_it(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     config = saving_config(tmp_path)
-    without = config.model_copy(update={"run": config.run.model_copy(update={"save_models": False})})
+    without = with_values(config, {"run": {"save_models": False}}, origin="test")
     trained: list[list[str]] = []
     for asked in (without, config, config):
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("seed_*")}
@@ -153,7 +159,7 @@ def test_a_backend_that_cannot_serve_is_refused_before_anything_is_written(
 ) -> None:
     encoder = write_encoder(tmp_path / "encoder", "modernbert")
     config = finetune_config("sst2", WRITERS["sst2"](tmp_path / "task"), encoder, tmp_path / "out", dropout=0.1)
-    config = config.model_copy(update={"attention": config.attention.model_copy(update={"backend": backend})})
+    config = with_values(config, {"attention": {"backend": backend}}, origin="test")
     with pytest.raises(BackendError, match=reason), Progress(Console(file=io.StringIO())) as progress:
         finetune(config, progress, hold=lambda _: pytest.fail("the folder would be made"))
     assert not (tmp_path / "out").exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from finetuning_tasks import SPECIAL, WORDS
+from finetuning_tasks import SPECIAL, WORDS, write_vocabulary
 
 from evenpack.data.tasks.glue import GLUE_TASKS
 from evenpack.data.tokenizers.loading import tokenizer_of_weights
@@ -18,9 +18,7 @@ CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("vocabulary")
-    (folder / "vocab.txt").write_text("\n".join(SPECIAL + WORDS) + "\n")
-    return tokenizer_of_weights(folder)
+    return tokenizer_of_weights(write_vocabulary(tmp_path_factory.mktemp("vocabulary")))
 
 
 def written(folder: Path, *lines: str) -> Path:
@@ -33,55 +31,14 @@ def ids(text: str) -> list[int]:
     return [len(SPECIAL) + WORDS.index(word) for word in text.split()]
 
 
-def test_a_file_without_a_header_has_its_first_row_read(tmp_path: Path) -> None:
-    path = written(tmp_path, "gj04\t1\t\tThe cat sat.", 'gj04\t0\t*\tThe "cat sat.')
-    found = read_sentences(path, GLUE_TASKS["cola"])
-    assert found.sentences == (("The cat sat.",), ('The "cat sat.',))
-    assert found.labels == (1.0, 0.0)
-
-
-def test_columns_go_by_the_header_whatever_their_order(tmp_path: Path) -> None:
-    path = written(tmp_path, "label\tsentence2\tindex\tsentence1", "not_entailment\tb b\t0\ta", "entailment\td\t1\tc")
-    found = read_sentences(path, GLUE_TASKS["rte"])
-    assert found.sentences == (("a", "b b"), ("c", "d"))
-    assert found.labels == (1.0, 0.0)
-
-
-def test_rows_of_qqp_that_end_too_early_are_left_out(tmp_path: Path) -> None:
-    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
-    path = written(tmp_path, header, "0\t1\t2\ta \tb\t1", "3\t4\t5\tcut", "6\t7\t8\tc\td\t0")
-    found = read_sentences(path, GLUE_TASKS["qqp"])
-    assert found.sentences == (("a", "b"), ("c", "d"))
-    assert found.labels == (1.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("task", "lines", "message"),
     [
-        (
-            "sst2",
-            ["sentence\tlabel", "good\t1", "bad\t2"],
-            r"train\.tsv, line 3: expected a label of SST-2 \(0, 1\), found '2'",
-        ),
+        ("sst2", ["sentence\tlabel", "good\t1", "bad\t2"], r"line 3: expected a label of SST-2 \(0, 1\), found '2'"),
         ("cola", ["gj04\t\t\tThe cat."], r"line 1: expected a label of CoLA \(0, 1\), found ''"),
         ("rte", ["sentence1\tsentence2\tlabel", "a\t \tentailment"], "line 2: column 'sentence2' is empty"),
-        (
-            "sst2",
-            ["sentence\tlabel", "", "good\t1", "bad"],
-            r"line 4: expected 2 columns between tabs \(sentence, label\), found 1, the first of them 'bad'",
-        ),
-        (
-            "sst2",
-            ["text\tlabel", "good\t1"],
-            "line 1: expected a header row with a column 'sentence', found text, label",
-        ),
-        (
-            "stsb",
-            ["sentence1\tsentence2\tscore", "a\tb\tnan"],
-            "line 2: expected a number in column 'score', found 'nan'",
-        ),
+        ("stsb", ["sentence1\tsentence2\tscore", "a\tb\tnan"], "line 2: expected a number in column 'score'"),
         ("sst2", ["sentence\tlabel"], r"train\.tsv has no row of data"),
-        ("sst2", [], r"train\.tsv is empty: expected a header row"),
     ],
 )
 def test_a_wrong_row_is_refused_with_file_and_line(tmp_path: Path, task: str, lines: list[str], message: str) -> None:
@@ -89,11 +46,8 @@ def test_a_wrong_row_is_refused_with_file_and_line(tmp_path: Path, task: str, li
         read_sentences(written(tmp_path, *lines), GLUE_TASKS[task])
 
 
-def test_a_file_that_is_missing_or_not_text_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train\.tsv cannot be read: No such file .* data\.folder=FOLDER"):
-        read_sentences(tmp_path / "train.tsv", GLUE_TASKS["sst2"])
-    (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\n\xff\t1\n")
-    with pytest.raises(DataError, match=r"train\.tsv, line 2: invalid UTF-8: byte 0xff"):
         read_sentences(tmp_path / "train.tsv", GLUE_TASKS["sst2"])
 
 

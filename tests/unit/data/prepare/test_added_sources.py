@@ -108,6 +108,3 @@ def test_a_second_call_changes_nothing_and_other_data_is_refused(joined: RunConf
     sources = text_sources(tmp_path, {"third": ["one document", "and another"]})
     with pytest.raises(DataError, match="was prepared from another data section"):
         prepare(changed(joined, data={"sources": sources}, stages=[]).data, joined.prepared_dir)
-    both = {**joined.data.model_dump()["sources"], **sources}
-    with pytest.raises(DataError, match="pack_length"):
-        prepare(changed(joined, data={"sources": both, "pack_length": 64}).data, joined.prepared_dir)

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from prepared_files import Recorder, contents, data_config, save_tokenizer, sentences, texts_of, two_sources
-from slow_cases import slow_but
+from prepared_files import Recorder, contents, texts_of, two_sources
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
@@ -100,13 +99,6 @@ def test_a_tokenizer_is_trained_on_the_training_documents_only(corpus: Path, tmp
     assert Tokenizer.load(tmp_path / "data" / "tokenizer").checksum == expected.checksum != everything.checksum
 
 
-def test_the_bounds_of_batches_do_not_show(corpus: Path, finished: Path, tmp_path: Path, small_batches: None) -> None:
-    recorder = Recorder()
-    prepare(two_sources(corpus), tmp_path / "data", progress=recorder)
-    assert len(recorder.states) > 20
-    assert contents(tmp_path / "data") == contents(finished)
-
-
 def test_all_sources_can_be_held_whole_for_training(corpus: Path, tmp_path: Path) -> None:
     config = two_sources(corpus, validation_fraction=0.0)
     manifest = prepare(config, tmp_path / "data")
@@ -117,22 +109,13 @@ def test_all_sources_can_be_held_whole_for_training(corpus: Path, tmp_path: Path
         prepared.plan("wiki", "validation", seed=0)
 
 
-@pytest.mark.parametrize("kind", slow_but(["text"], ["text", "builtin"]))
-def test_other_kinds_of_text_are_prepared(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("\n\n".join(sentences(60, seed=4)))
-    source = {"kind": "text", "path": tmp_path / "*.txt", "document_separator": "blank_line"}
-    config = data_config(
-        {"source": source if kind == "text" else {"kind": "builtin"}},
-        tokenizer=save_tokenizer(tmp_path / "tokenizer"),
-        recipe={"kind": "concat", "max_sequence_length": 128},
-    )
-    documents = prepare(config, tmp_path / "data").sources["source"].documents
-    assert documents == 60 if kind == "text" else documents > 1000
-
-
-def test_progress_counts_up_to_the_end_of_each_source(corpus: Path, tmp_path: Path, small_batches: None) -> None:
+def test_batches_show_in_the_progress_alone_which_counts_up_to_the_end_of_each_source(
+    corpus: Path, finished: Path, tmp_path: Path, small_batches: None
+) -> None:
     recorder = Recorder()
     manifest = prepare(two_sources(corpus), tmp_path / "data", progress=recorder)
+    assert contents(tmp_path / "data") == contents(finished)
+    assert len(recorder.states) > 20
     assert next(state.stage for state in recorder.states if state.source == "wiki") == "tokenizer"
     for name in manifest.sources:
         states = [state for state in recorder.states if state.source == name and state.stage == "tokens"]

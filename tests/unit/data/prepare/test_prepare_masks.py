@@ -1,20 +1,24 @@
 """`prepare` with static masks: the contents of the columns, what they depend on, and errors."""
 
-import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
-import xxhash
 from pair_sources import pair_run
-from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentence_documents, write_jsonl
+from prepared_files import (
+    contents,
+    interrupt,
+    pairs_config,
+    recorded,
+    sentence_documents,
+    write_jsonl,
+)
+from run_files import changed
 from step_shapes import step_shape
+from tokenizer_folders import Folder, byte_pairs
 
-from evenpack.config import validate
 from evenpack.data.batches.objectives import StoredMasks
 from evenpack.data.config import DataConfig
 from evenpack.data.order.step_plan import StepPlanner
@@ -38,14 +42,7 @@ COLUMNS = ("mask_offsets", "mask_positions", "mask_labels", "most_masks")
 
 
 def config_of(corpus: Path, masks: dict[str, Any] | None, **changes: Any) -> DataConfig:
-    recipe = {"kind": "sentence_pairs", "max_sequence_length": LONGEST, "duplication_factor": 3, "seed": 5}
-    values = {
-        "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 150},
-        "recipe": {**recipe, "static_masks": masks, **changes.pop("recipe", {})},
-        "pack_length": 64,
-    }
-    sources = changes.pop("sources", {"wiki": {"kind": "jsonl", "path": corpus}})
-    return data_config(sources, **{**values, **changes})
+    return pairs_config(corpus, recipe={"static_masks": masks, **changes.pop("recipe", {})}, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -143,42 +140,19 @@ def test_each_duplicate_and_each_source_has_masks_of_its_own(text_file: Path, tm
     assert np.mean([len(set(masks)) == len(masks) for masks in twins]) > 0.9
 
 
-@pytest.mark.parametrize("processors", [1, 3])
-def test_neither_blocks_nor_threads_show_in_masks(
-    masked: Path, text_file: Path, tmp_path: Path, processors: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("before", [MASKS, None, {**MASKS, "share": 0.1}])
+def test_interrupted_masks_are_continued_and_those_of_other_settings_are_not(
+    masked: Path, text_file: Path, tmp_path: Path, before: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 70)
+    monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)  # none of these shows
     monkeypatch.setattr(prepare_pairs, "_CHUNK_PAIRS", 13)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
-    prepare(config_of(text_file, MASKS), tmp_path / "data")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))
+    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
+    interrupt(config_of(text_file, before), tmp_path / "data", 5, stage="pairs")
+    recorder = recorded(config_of(text_file, MASKS), tmp_path / "data")
+    first = next(state for state in recorder.states if state.stage == "pairs")
+    assert (first.bytes_resumed > 0) == (before == MASKS)
     assert contents(tmp_path / "data") == contents(masked)
-
-
-@pytest.mark.parametrize("reports", [1, 2, 9])
-def test_interrupted_masks_are_gone_on_with(
-    masked: Path, text_file: Path, tmp_path: Path, reports: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
-    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
-    config, directory = config_of(text_file, MASKS), tmp_path / "data"
-    with pytest.raises(StoppedError):
-        prepare(config, directory, progress=StopAfter(reports, stage="pairs"))
-    recorder = Recorder()
-    prepare(config, directory, progress=recorder)
-    assert next(state for state in recorder.states if state.stage == "pairs").bytes_resumed > 0
-    assert contents(directory) == contents(masked)
-
-
-def test_masks_of_other_settings_are_not_continued(
-    masked: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
-    monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
-    for number, other in enumerate((None, {**MASKS, "share": 0.1})):
-        with pytest.raises(StoppedError):
-            prepare(config_of(text_file, other), tmp_path / str(number), progress=StopAfter(5, stage="pairs"))
-        prepare(config_of(text_file, MASKS), tmp_path / str(number))
-        assert contents(tmp_path / str(number)) == contents(masked)
 
 
 def test_without_validation_there_are_no_masks_for_it(text_file: Path, tmp_path: Path) -> None:
@@ -189,82 +163,11 @@ def test_without_validation_there_are_no_masks_for_it(text_file: Path, tmp_path:
     assert view.count == len(view.mask_labels) == 0
 
 
-def test_the_fingerprint_follows_the_masks(masked: Path, plain: Path, text_file: Path, tmp_path: Path) -> None:
-    found = {PreparedData.open(masked, config_of(text_file, MASKS)).fingerprint(1)}
-    found.add(PreparedData.open(plain, config_of(text_file, None)).fingerprint(1))
-    for number, settings in enumerate(({**MASKS, "share": 0.1}, {**MASKS, "random_share": 0.2})):
-        config = config_of(text_file, settings)
-        prepare(config, tmp_path / str(number))
-        prepared = PreparedData.open(tmp_path / str(number), config)
-        found.add(prepared.fingerprint(1))
-        names = prepared.manifest.files.keys()
-        assert {f"sources/wiki/{split}/{name}.npy" for split in ("train", "validation") for name in COLUMNS} <= names
-    assert len(found) == 4
-
-
-def test_a_set_without_masks_is_known_as_before_there_were_any(plain: Path, text_file: Path) -> None:
-    """Otherwise existing prepared sets, and checkpoints of runs over them, would be refused."""
-    assert "static_masks" not in (plain / "sources/wiki/train/view.json").read_text()
-    assert not list(plain.rglob("*mask*"))
-    prepared = PreparedData.open(plain, config_of(text_file, None))
-    tokenizer, files = prepared.manifest.tokenizer, prepared.manifest.files
-    content = {
-        "files": {name: record.content.whole for name, record in files.items() if not name.endswith("_starts.npy")},
-        "tokenizer": {
-            "vocabulary_size": tokenizer.vocabulary_size,
-            "end_of_text_id": tokenizer.end_of_text_id,
-            "checksum": tokenizer.checksum,
-        },
-        "recipe": {
-            "kind": "sentence_pairs",
-            "max_sequence_length": LONGEST,
-            "duplication_factor": 3,
-            "short_target_probability": 0.1,
-            "random_next_probability": 0.5,
-            "single_sentence_documents": "random_next",
-            "language": "en",
-            "seed": 5,
-        },
-        "pack_length": 64,
-        "mixture": [["wiki", 1]],
-        "seed": 1,
-    }
-    expected = xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
-    assert prepared.fingerprint(1) == expected
-
-
-def test_other_settings_are_refused_by_name(masked: Path, plain: Path, text_file: Path) -> None:
-    other = config_of(text_file, {**MASKS, "share": 0.15})
-    message = r"data\.recipe\.static_masks\.share: prepared with 0\.2, this run has 0\.15"
-    for call in (prepare, lambda config, directory: PreparedData.open(directory, config)):
-        with pytest.raises(DataError, match=message):
-            call(other, masked)
-        with pytest.raises(DataError, match=r"static_masks\.share: prepared with 0\.2, this run has 'nothing'"):
-            call(config_of(text_file, None), masked)
-        with pytest.raises(DataError, match=r"static_masks\.share: prepared with 'nothing', this run has 0\.2"):
-            call(config_of(text_file, MASKS), plain)
-
-
-@pytest.mark.parametrize("column", COLUMNS)
-def test_a_column_that_is_missing_or_cut_is_named_before_training(
-    masked: Path, text_file: Path, tmp_path: Path, column: str
-) -> None:
-    directory, config = tmp_path / "data", config_of(text_file, MASKS)
-    shutil.copytree(masked, directory)
-    path = directory / "sources/wiki/train" / f"{column}.npy"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1])
-    found = rf"train/{column}\.npy has {len(content) - 1:,} bytes, expected {len(content):,}"
-    with pytest.raises(DataError, match=found):
-        PreparedData.open(directory, config)
-    path.unlink()
-    with pytest.raises(DataError, match=rf"train/{column}\.npy cannot be found"):
-        PreparedData.open(directory, config)
-    shape = np.load(masked / "sources/wiki/train" / f"{column}.npy").shape
-    path.write_bytes(content.replace(str(shape).encode(), f"({shape[0] - 1},)".encode().ljust(len(str(shape)))))
-    assert path.stat().st_size == len(content)
-    with pytest.raises(DataError, match="do not fit"):
-        packed_sources(PreparedData.open(directory, config, verify="later"), "train", seed=1)
+def test_the_fingerprint_and_the_manifest_cover_the_masks(masked: Path, plain: Path, text_file: Path) -> None:
+    prepared = PreparedData.open(masked, config_of(text_file, MASKS))
+    assert prepared.fingerprint(1) != PreparedData.open(plain, config_of(text_file, None)).fingerprint(1)
+    names = {f"sources/wiki/{split}/{name}.npy" for split in ("train", "validation") for name in COLUMNS}
+    assert names <= prepared.manifest.files.keys()
 
 
 @pytest.fixture(scope="module")
@@ -274,13 +177,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     config = pair_run(tmp_path_factory.mktemp("pairs"), data={"recipe": recipe})
     prepare(config.data, config.prepared_dir)
     return config
-
-
-def changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
-    values = config.model_dump()
-    for name, section in sections.items():
-        values[name] |= section
-    return validate(values, RunConfig, origin="test")
 
 
 def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
@@ -322,19 +218,12 @@ def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig)
     assert both["masked_token"] == both["next_sentence"] == denominators(counts)["next_sentence"]
 
 
-def test_whole_words_of_a_vocabulary_that_marks_none_are_refused(
-    run: RunConfig, text_file: Path, tmp_path: Path
-) -> None:
+def test_whole_words_of_a_vocabulary_that_marks_none_are_refused(run: RunConfig, tmp_path: Path) -> None:
     """As ModernBERT's: byte-level BPE with BERT's special tokens."""
-    vocabulary = tokenizers.Tokenizer(tokenizers.models.BPE())
-    vocabulary.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_of_text = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=bytes_of_text, show_progress=False)
-    vocabulary.train_from_iterator(["two three four"], trainer)
-    vocabulary.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
-    (tmp_path / "bytes").mkdir()
-    vocabulary.save(str(tmp_path / "bytes" / "tokenizer.json"))
-    tokenizer = {"kind": "bert", "path": tmp_path / "bytes"}
+    text_file = write_jsonl(tmp_path / "few.jsonl", sentence_documents(20, seed=1))
+    backend = byte_pairs(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"))
+    folder = Folder(backend=lambda: backend, config={}).write(tmp_path / "bytes")
+    tokenizer = {"kind": "bert", "path": folder}
     refused = pytest.raises(DataError, match=r"a WordPiece vocabulary marks with ##, and none of these .* entries")
     with refused:
         prepare(config_of(text_file, {**MASKS, "whole_words": True}, tokenizer=tokenizer), tmp_path / "stored")

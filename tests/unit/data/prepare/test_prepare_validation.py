@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared_files import Recorder, contents, data_config, sentences, texts_of, two_sources, write_jsonl
+from prepared_files import Recorder, data_config, recorded, sentences, write_jsonl
 
 from evenpack.data.config import DataConfig
-from evenpack.data.manifest import data_section
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.workers import local_workers
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sources.kinds import held_out, open_corpus, source_inputs
+from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.loading import train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -66,16 +64,6 @@ def test_a_pass_may_begin_at_any_document(files: Path) -> None:
     assert [(document.text, document.is_held_out) for document in parts] == [
         (document.text, document.is_held_out) for document in documents
     ]
-
-
-def test_workers_write_the_same_bytes(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenpack.data.prepare.source.SMALLEST_PART_BYTES", 3_000)
-    config = config_of(files)
-    prepare(config, tmp_path / "one")
-    prepare(config, tmp_path / "two", workers=local_workers(2))
-    for name, content in contents(tmp_path / "one" / "sources").items():
-        if not name.endswith("journal.json"):
-            assert (tmp_path / "two" / "sources" / name).read_bytes() == content, name
 
 
 def test_rows_of_validation_files_are_cut_alike_and_not_limited(files: Path, tmp_path: Path) -> None:
@@ -132,61 +120,18 @@ def test_shared_tokens_survive_a_refused_overlap(files: Path, tmp_path: Path) ->
     assert np.load(tmp_path / "data/sources/wiki/train/documents.npy").tolist() == list(range(20, 81))
 
 
-def test_one_file_for_both_is_refused(files: Path, tmp_path: Path) -> None:
-    config = config_of(files, source={"validation_path": files / "tr*"})
-    with pytest.raises(DataError, match=r"training\.jsonl belongs to path and to validation_path"):
-        prepare(config, tmp_path / "data")
-    with pytest.raises(DataError, match=r"give data\.sources\.wiki\.validation_path=FILE"):
-        prepare(config_of(files, source={"validation_path": files / "none"}), tmp_path / "data")
-    assert not (tmp_path / "data").exists()
-
-
 def test_an_empty_validation_file_is_a_warning(files: Path, tmp_path: Path) -> None:
     write_jsonl(files / "validation.jsonl", ["", ""])
-    recorder = Recorder()
-    prepare(config_of(files), tmp_path / "data", progress=recorder)
+    recorder = recorded(config_of(files), tmp_path / "data")
     assert any("the recipe takes none that is held out" in note for note in recorder.notes)
 
 
-def test_sets_without_the_key_are_what_they_were_before_there_was_any(corpus: Path, files: Path) -> None:
-    sections = data_section(two_sources(corpus))["sources"].values()
-    assert all(section.keys() == {"kind", "path", "text_key"} for section in sections)
-    section = data_section(config_of(files))["sources"]["wiki"]
-    assert section.keys() == {"kind", "path", "text_key", "validation_path"}
-    assert len(texts_of(two_sources(corpus), "wiki")) > 20
-    assert len(source_inputs("wiki", two_sources(corpus).sources["wiki"])) == 1
-
-
-@pytest.fixture(scope="module")
-def texts_of_the_hash(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[str]]:
-    """Texts by whether the hash of each lies in the lowest hundredth."""
-    path = write_jsonl(tmp_path_factory.mktemp("hash") / "all.jsonl", sentences(1000, seed=3))
-    source = data_config({"wiki": {"kind": "jsonl", "path": path}}).sources["wiki"]
-    documents = list(open_corpus("wiki", source).documents())
-    identities = np.array([document.stored_identity for document in documents], dtype=np.uint64)
-    chosen = held_out(identities, source, 0.01).tolist()
-    return {
-        side: [one.text for one, is_chosen in zip(documents, chosen, strict=True) if is_chosen is side]
-        for side in (False, True)
-    }
-
-
-@pytest.mark.parametrize(
-    ("trained", "validation", "fraction", "is_warned"), [(2, 0, 0.01, True), (9, 1, 0.01, False), (2, 0, 0.0, False)]
-)
+@pytest.mark.parametrize(("fraction", "is_warned"), [(1e-9, True), (0.5, False), (0.0, False)])
 def test_a_source_that_holds_nothing_out_is_said_with_what_to_change(
-    *,
-    trained: int,
-    validation: int,
-    fraction: float,
-    is_warned: bool,
-    texts_of_the_hash: dict[bool, list[str]],
-    tmp_path: Path,
+    files: Path, tmp_path: Path, *, fraction: float, is_warned: bool
 ) -> None:
-    texts = [*texts_of_the_hash[False][:trained], *texts_of_the_hash[True][:validation]]
-    source = {"kind": "jsonl", "path": write_jsonl(tmp_path / "wiki.jsonl", texts)}
-    recorder = Recorder()
-    prepare(data_config({"wiki": source}, validation_fraction=fraction), tmp_path / "data", progress=recorder)
+    source = {"kind": "jsonl", "path": files / "training.jsonl"}
+    recorder = recorded(data_config({"wiki": source}, validation_fraction=fraction), tmp_path / "data")
     warnings = [note for note in recorder.notes if note.startswith("warning: source 'wiki' holds nothing out")]
     assert len(warnings) == is_warned
     assert all("data.sources.wiki.rows" in warning for warning in warnings)

@@ -3,10 +3,7 @@
 import errno
 import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -15,10 +12,21 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import psutil
 import pytest
-from dying_parts import DyingCorpus, SleepingCorpus
-from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, two_sources, write_jsonl
+from dying_parts import DyingCorpus
+from prepared_files import (
+    StopAfter,
+    StoppedError,
+    contents,
+    data_config,
+    interrupt,
+    recorded,
+    save_tokenizer,
+    save_words,
+    sentences,
+    two_sources,
+    write_jsonl,
+)
 from slow_cases import slow_but
 
 from evenpack.data.config import DataConfig
@@ -89,40 +97,36 @@ def test_the_size_of_parts_does_not_show(finished: Path, in_parts: Path) -> None
 def test_any_number_of_workers_writes_the_same_bytes(
     workers: int, corpus: Path, in_parts: Path, tmp_path: Path
 ) -> None:
-    recorder = Recorder()
-    prepare(two_sources(corpus), tmp_path / "data", workers=LocalWorkers(workers), progress=recorder)
+    recorder = recorded(two_sources(corpus), tmp_path / "data", workers=LocalWorkers(workers))
     assert contents(tmp_path / "data") == contents(in_parts)
     states = [state for state in recorder.states if state.stage == "tokens" and state.source == "wiki"]
     assert len(states) > 5, "a report for each part"
     assert states[-1].bytes_read == states[-1].total_bytes
 
 
+PAIRS = {
+    "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 300},
+    "recipe": {"kind": "sentence_pairs", "max_sequence_length": 64},
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("source", "changes"),
     [
-        pytest.param({"rows": "lines", "minimum_words": 30}, id="rows"),
-        pytest.param({"rows": "lines", "minimum_words": 30, "maximum_rows": 40}, id="first rows, one part"),
+        pytest.param({"rows": "lines", "minimum_words": 30}, {}, id="rows"),
+        pytest.param({"rows": "lines", "minimum_words": 30, "maximum_rows": 40}, {}, id="first rows, one part"),
+        pytest.param({}, PAIRS, id="sentences"),
     ],
 )
-def test_rows_and_their_accounting_do_not_depend_on_workers(changes: dict[str, Any], tmp_path: Path) -> None:
-    texts = ["\n \n".join(sentences(n % 9, seed=n)) for n in range(150)]
+def test_rows_and_sentences_do_not_depend_on_workers(
+    source: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    texts = ["\n \n".join(sentences(n % 9, seed=n)) for n in range(60)]
     path = write_jsonl(tmp_path / "articles.jsonl", [*texts, *["a short line\nanother"] * 60])
-    config = data_config({"wiki": {"kind": "jsonl", "path": path, **changes}})
-    alone = prepare(config, tmp_path / "alone")
-    together = prepare(config, tmp_path / "together", workers=HereWorkers())
-    assert contents(tmp_path / "alone") == contents(tmp_path / "together")
-    assert alone.sources["wiki"].rows == together.sources["wiki"].rows is not None
-
-
-def test_sentences_do_not_depend_on_workers(corpus: Path, tmp_path: Path) -> None:
-    config = two_sources(
-        corpus,
-        tokenizer={"kind": "train_word_pieces", "vocabulary_size": 300},
-        recipe={"kind": "sentence_pairs", "max_sequence_length": 64},
-    )
+    config = data_config({"wiki": {"kind": "jsonl", "path": path, **source}}, **changes)
     for name, workers in (("alone", None), ("together", HereWorkers())):
         prepare(config, tmp_path / name, workers=workers)
-    assert contents(tmp_path / "alone") == contents(tmp_path / "together")
+    assert contents(tmp_path / "alone") == contents(tmp_path / "together"), "with the accounting in the manifest"
 
 
 def test_a_worker_that_is_killed_ends_the_call_and_the_same_call_resumes(
@@ -136,9 +140,8 @@ def test_a_worker_that_is_killed_ends_the_call_and_the_same_call_resumes(
     monkeypatch.setattr(prepare_module, "open_corpus", open_dying)
     with pytest.raises(RunError, match=r"a worker that tokenised source 'wiki' died.*The same command resumes"):
         prepare(config, tmp_path / "data", workers=LocalWorkers(2))
-    recorder = Recorder()
-    prepare(config, tmp_path / "data", workers=LocalWorkers(2), progress=recorder)
-    assert deaths.stat().st_size == 1
+    recorder = recorded(config, tmp_path / "data", workers=LocalWorkers(2))
+    assert deaths.read_text() == str(max(1, len(os.sched_getaffinity(0)) // 2)), "one death, and threads of Rust"
     assert recorder.states[0].bytes_resumed > 0
     assert not list((tmp_path / "data").rglob("tokens.parts"))
     for name in ("tokens.bin", "tokens.idx", "document_hashes.npy"):
@@ -147,60 +150,11 @@ def test_a_worker_that_is_killed_ends_the_call_and_the_same_call_resumes(
             assert written.read_bytes() == (in_parts / "sources" / source / name).read_bytes()
 
 
-_SLOW = """
-import sys, time
-from pathlib import Path
-from rich.console import Console
-from evenpack.data.config import DataConfig
-from evenpack.data.prepare import source
-from evenpack.data.prepare.prepare import prepare
-from evenpack.data.prepare.workers import LocalWorkers
-from evenpack.progress import Piece, Progress
-
-class SlowPiece(Piece):
-    def update(self, done, total, *, counts, **facts):
-        if "tokens" in counts:
-            print(counts["documents"], flush=True)
-            time.sleep(0.5)
-
-class Slow(Progress):
-    def begin(self, name, *, done=0, unit="", counted=False, elapsed_seconds=0.0):
-        return SlowPiece(self, name, done=done, unit=unit, counted=counted, elapsed_seconds=elapsed_seconds)
-
-if __name__ == "__main__":
-    config = DataConfig.model_validate_json(sys.argv[1])
-    source.SMALLEST_PART_BYTES = int(sys.argv[3])
-    prepare(config, Path(sys.argv[2]), workers=LocalWorkers(2), progress=Slow(Console(), silent=True))
-"""
-
-
-def test_a_killed_call_takes_its_workers_along_and_any_other_number_resumes(
-    corpus: Path, in_parts: Path, tmp_path: Path
-) -> None:
-    config, directory, script = two_sources(corpus), tmp_path / "data", tmp_path / "slow.py"
-    script.write_text(_SLOW)
-    arguments = [config.model_dump_json(), str(directory), str(PART_BYTES)]
-    with subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        assert [run.stdout.readline() for _ in range(2)][1].strip()
-        workers = psutil.Process(run.pid).children(recursive=True)
-        assert len(workers) >= 2
-        run.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(workers, timeout=20)
-    assert not alive, "orphans would write into what the next call resumes"
-    assert list(directory.rglob("tokens.parts")), "parts that are finished and not joined"
-    recorder = Recorder()
-    prepare(config, directory, workers=LocalWorkers(3), progress=recorder)
-    assert recorder.states[0].bytes_resumed > 0
-    assert contents(directory) == contents(in_parts)
-
-
 def test_what_one_process_began_workers_resume_and_the_other_way_round(
     corpus: Path, in_parts: Path, tmp_path: Path, small_batches: None
 ) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
-    with pytest.raises(StoppedError):
-        prepare(config, directory, progress=StopAfter(6))
+    interrupt(config, directory, 6)
     workers, recorder = HereWorkers(), StopAfter(5)
     with pytest.raises(StoppedError):
         prepare(config, directory, progress=recorder, workers=workers)
@@ -213,11 +167,11 @@ def test_what_one_process_began_workers_resume_and_the_other_way_round(
 def test_unfinished_parts_are_removed_where_the_tokens_come_to_lie_elsewhere(corpus: Path, tmp_path: Path) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
 
-    def interrupt(_: PartFile) -> None:
+    def stop(_: PartFile) -> None:
         raise StoppedError
 
     with pytest.raises(StoppedError):
-        prepare(config, directory, workers=HereWorkers(interrupt))
+        prepare(config, directory, workers=HereWorkers(stop))
     assert list(directory.rglob("tokens.bin.partial"))
     prepare(config.model_copy(update={"tokens_dir": tmp_path / "tokens"}), directory)
     assert not list(directory.rglob("tokens.*"))
@@ -227,15 +181,9 @@ def test_text_of_another_script_in_a_part_is_counted_and_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_module, "SMALLEST_PART_BYTES", 4000)
-    texts = [*sentences(60, seed=1), *["\u6f22\u5b57 \u6f22"] * 400]
+    texts = [*["cat"] * 300, *["\u6f22\u5b57 \u6f22 \u6f22"] * 400]
     path = write_jsonl(tmp_path / "two_scripts.jsonl", texts)
-    vocabulary = {"kind": "train_word_pieces", "vocabulary_size": 300}
-    known = write_jsonl(tmp_path / "one_script.jsonl", sentences(60, seed=1))
-    pairs = {"kind": "sentence_pairs", "max_sequence_length": 64}
-    prepare(
-        data_config({"a": {"kind": "jsonl", "path": known}}, tokenizer=vocabulary, recipe=pairs), tmp_path / "first"
-    )
-    config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first", has_pieces=True)
+    config = data_config({"a": {"kind": "jsonl", "path": path}}, tokenizer=save_words(tmp_path / "words"))
     manifests = [
         prepare(config, tmp_path / name, workers=workers)
         for name, workers in (("alone", None), ("together", HereWorkers()))
@@ -254,8 +202,7 @@ def test_a_host_that_cannot_read_the_source_is_named_and_nothing_is_removed(own_
     with pytest.raises(RunError, match=rf"part 3 of source 'wiki' could not be read on host {socket.gethostname()}: "):
         prepare(config, directory, workers=HereWorkers(hide))
     (own_corpus / "hidden.jsonl").rename(own_corpus / "wiki.jsonl")
-    recorder = Recorder()
-    prepare(config, directory, workers=HereWorkers(), progress=recorder)
+    recorder = recorded(config, directory, workers=HereWorkers())
     assert recorder.states[0].bytes_resumed > 0
 
 
@@ -284,28 +231,35 @@ def test_a_full_disk_of_a_worker_names_its_file(
         prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers())
 
 
-def test_ranks_of_mpi_are_asked_to_end_and_waited_for(tmp_path: Path) -> None:
+def test_at_a_mistake_ranks_of_mpi_are_asked_to_end_and_waited_for_and_parts_ahead_are_cancelled(
+    tmp_path: Path,
+) -> None:
     class Busy(Executor):
         def submit(self, function: Any, task: PartTask) -> Future[PartFile]:  # type: ignore[override]
+            assert function is write_part
             future: Future[PartFile] = Future()
+            submitted.append(future)
             if task.number == 0:
                 future.set_exception(DataError("a mistake"))
-            else:
+            elif task.number < 3:
                 future.set_running_or_notify_cancel()
-                Thread(target=self.work, args=(function, task, future)).start()
+                Thread(target=self.work, args=(task, future)).start()
             return future
 
-        def work(self, function: Any, task: PartTask, future: Future[PartFile]) -> None:
+        def work(self, task: PartTask, future: Future[PartFile]) -> None:
             while not stop_file(task.prefix.parents[1]).exists():
                 time.sleep(0.01)
             ended.append(task.number)
             future.set_exception(RunError("given up"))
 
     ended: list[int] = []
-    tasks = [replace(a_task(number), prefix=tmp_path / f"{number}" / "tokens") for number in range(3)]
+    submitted: list[Future[PartFile]] = []
+    tasks = [replace(a_task(number), prefix=tmp_path / f"{number}" / "tokens") for number in range(100)]
     with pytest.raises(DataError, match="a mistake"):
         list(MpiWorkers(Busy(), 2).files(tasks))
     assert sorted(ended) == [1, 2]
+    assert len(submitted) == 8, "no more than four ahead of each worker"
+    assert all(future.cancelled() for future in submitted[3:])
 
 
 def test_a_worker_that_is_asked_to_end_does(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
@@ -321,20 +275,6 @@ def test_a_worker_that_is_asked_to_end_does(corpus: Path, in_parts: Path, tmp_pa
         write_part(task)
     stop_file(tmp_path).unlink()
     assert write_part(task).journal.complete
-
-
-def test_an_error_ends_workers_that_are_busy(
-    corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    woken = tmp_path / "woken"
-
-    def open_sleeping(name: str, source: Any) -> Corpus:
-        return SleepingCorpus(corpus=open_corpus(name, source), woken=woken)
-
-    monkeypatch.setattr(prepare_module, "open_corpus", open_sleeping)
-    with pytest.raises(DataError, match=f"threads of Rust: {max(1, len(os.sched_getaffinity(0)) // 2)}"):
-        prepare(_loaded(two_sources(corpus), in_parts), tmp_path / "data", workers=LocalWorkers(2))
-    assert not woken.exists()
 
 
 def test_how_many_workers_and_how_large_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,14 +300,14 @@ def test_a_part_that_changes_between_worker_and_joining_is_refused(name: str, co
         prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers(damage))
 
 
-def test_a_mistake_in_a_part_reads_as_without_workers_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+def test_a_mistake_in_a_part_reads_as_without_workers_and_leaves_nothing(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "bad.jsonl", sentences(400, seed=1))
     lines = path.read_text().splitlines()
     lines[300] = '{"text": 5}'
     path.write_text("\n".join(lines) + "\n")
-    config = _loaded(data_config({"wiki": {"kind": "jsonl", "path": path}}), _prepared_tokenizer(corpus, tmp_path))
+    config = data_config({"wiki": {"kind": "jsonl", "path": path}}, tokenizer=save_tokenizer(tmp_path / "tokenizer"))
     messages = []
-    for name, workers in (("alone", None), ("together", LocalWorkers(2))):
+    for name, workers in (("alone", None), ("together", HereWorkers())):
         with pytest.raises(DataError) as caught:
             prepare(config, tmp_path / name, workers=workers)
         messages.append(str(caught.value))
@@ -388,24 +328,6 @@ def test_a_source_that_changes_while_it_is_read_is_refused_and_leaves_nothing(ow
     prepare(two_sources(own_corpus), directory)
 
 
-def test_parts_are_taken_a_bounded_number_ahead_and_cancelled_at_a_mistake() -> None:
-    submitted: list[Future[PartFile]] = []
-
-    class Refusing(Executor):
-        def submit(self, function: Any, task: PartTask) -> Future[PartFile]:  # type: ignore[override]
-            assert function is write_part
-            future: Future[PartFile] = Future()
-            submitted.append(future)
-            if len(submitted) == 1:
-                future.set_exception(RunError("no"))
-            return future
-
-    with pytest.raises(RunError, match="no"):
-        list(MpiWorkers(Refusing(), 2).files([a_task(0)] * 100))
-    assert len(submitted) == 8
-    assert all(future.cancelled() for future in submitted[1:])
-
-
 def a_task(number: int) -> PartTask:
     return PartTask(
         number=number,
@@ -418,14 +340,7 @@ def a_task(number: int) -> PartTask:
     )
 
 
-def _prepared_tokenizer(corpus: Path, tmp_path: Path) -> Path:
-    directory = tmp_path / "with_tokenizer"
-    prepare(two_sources(corpus), directory)
-    return directory
-
-
-def _loaded(config: DataConfig, prepared: Path, *, has_pieces: bool = False) -> DataConfig:
+def _loaded(config: DataConfig, prepared: Path) -> DataConfig:
     """Returns the config with the tokenizer that another directory has trained."""
-    folder = prepared / "tokenizer"
-    changes = {"kind": "bert", "path": folder} if has_pieces else {"kind": "hub", "name": str(folder)}
-    return DataConfig.model_validate({**config.model_dump(), "tokenizer": changes})
+    tokenizer = {"kind": "hub", "name": str(prepared / "tokenizer")}
+    return DataConfig.model_validate({**config.model_dump(), "tokenizer": tokenizer})

@@ -21,34 +21,6 @@ def report(stage: SourceProgress, bytes_read: int) -> None:
     stage.report(documents=bytes_read // 1000, tokens=bytes_read // 4, bytes_read=bytes_read, bytes_resumed=0)
 
 
-def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal() -> None:
-    stream, clock = io.StringIO(), Clock()
-    with Progress(Console(file=stream, width=160), interval_seconds=5.0, clock=clock) as display:
-        tokenising = SourceProgress(display, "wiki", "tokens", 4_000_000)
-        for seconds in range(12):
-            clock.now = float(seconds)
-            report(tokenising, 100_000 * seconds)
-        report(tokenising, 4_000_000)
-        display.note("done with [wiki]")
-    lines = stream.getvalue().splitlines()
-    assert [line.split("  ")[1] for line in lines[:-1]] == ["0 %", "12 %", "25 %", "100 %"]
-    assert lines[1] == "wiki: tokenising  12 %  500 documents  125k tokens  100k bytes/s  35s to go"
-    assert lines[-1] == "done with [wiki]"
-
-
-def test_progress_is_a_bar_for_each_source_on_a_terminal() -> None:
-    stream = io.StringIO()
-    with Progress(Console(file=stream, width=100, force_terminal=True)) as display:
-        wiki = SourceProgress(display, "wiki", "tokens", 4_000_000)
-        report(wiki, 1_000_000)
-        report(wiki, 4_000_000)
-        report(SourceProgress(display, "code", "tokens", 4_000_000), 2_000_000)
-    last = stream.getvalue()
-    assert "wiki: tokenising" in last
-    assert "code: tokenising" in last
-    assert "100 %" in last
-
-
 def test_the_rate_of_pairs_is_that_of_their_split() -> None:
     """Each split has bytes of its own, counted from 0: they are no step back from those of the split before."""
     stream, clock = io.StringIO(), Clock()

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared_files import Recorder, ShownState, StopAfter, StoppedError, contents, save_tokenizer, two_sources
+from prepared_files import (
+    Recorder,
+    ShownState,
+    StoppedError,
+    contents,
+    flip,
+    interrupt,
+    recorded,
+    save_tokenizer,
+    two_sources,
+)
 from slow_cases import slow_but
 
 from evenpack.data.config import DataConfig
@@ -87,12 +97,6 @@ def test_a_set_is_the_same_wherever_its_tokens_lie(corpus: Path, both: Path, own
             np.testing.assert_array_equal(mine, its)
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize("name", slow_but(["tokens.bin"], ["tokens.bin", "tokens.idx", "document_hashes.npy"]))
 def test_damage_of_a_shared_file_is_found_by_each_set_and_before_it_is_reused(
     corpus: Path, own_both: Path, name: str
@@ -129,10 +133,8 @@ def test_a_removed_folder_is_missed_and_comes_back_with_the_next_preparation(cor
 def test_another_set_resumes_where_an_interrupted_one_stopped(
     corpus: Path, both: Path, tmp_path: Path, small_batches: None
 ) -> None:
-    with pytest.raises(StoppedError):
-        prepare(sharing(corpus, tmp_path, **DOCUMENTS), tmp_path / "documents", progress=StopAfter(5))
-    recorder = Recorder()
-    prepare(sharing(corpus, tmp_path, **CONCAT), tmp_path / "concat", progress=recorder)
+    interrupt(sharing(corpus, tmp_path, **DOCUMENTS), tmp_path / "documents", 5)
+    recorder = recorded(sharing(corpus, tmp_path, **CONCAT), tmp_path / "concat")
     assert {state.stage for state in recorder.states} == {"tokens"}, "the tokenizer is not trained again"
     assert recorder.states[0].documents > 40
     assert recorder.states[0].bytes_resumed > 0
@@ -175,10 +177,8 @@ def test_a_place_that_cannot_serve_is_refused_and_nothing_is_left(corpus: Path, 
 def test_what_a_directory_has_begun_by_itself_it_completes(
     corpus: Path, finished: Path, tmp_path: Path, small_batches: None
 ) -> None:
-    with pytest.raises(StoppedError):
-        prepare(two_sources(corpus), tmp_path / "data", progress=StopAfter(5))
-    recorder = Recorder()
-    prepare(sharing(corpus, tmp_path), tmp_path / "data", progress=recorder)
+    interrupt(two_sources(corpus), tmp_path / "data", 5)
+    recorder = recorded(sharing(corpus, tmp_path), tmp_path / "data")
     assert recorder.states[0].stage == "tokens"
     assert recorder.states[0].bytes_resumed > 0
     own = {name for name in contents(tmp_path / "data") if "sources/wiki" in name}
@@ -192,15 +192,8 @@ def test_half_made_pairs_are_not_continued_from_other_tokens(
     monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 100)
     monkeypatch.setattr(token_writer, "COMMIT_SECONDS", 0.0)
 
-    class StopAtPairs(Recorder):
-        def update(self, state: ShownState) -> None:
-            super().update(state)
-            if state.stage == "pairs" and len(self.states) > 5:
-                raise StoppedError
-
     config = sharing(own_corpus, tmp_path, **PAIRS)
-    with pytest.raises(StoppedError):
-        prepare(config, tmp_path / "data", progress=StopAtPairs())
+    interrupt(config, tmp_path / "data", 3, stage="pairs")
     texts = (own_corpus / "wiki.jsonl").read_text().splitlines(keepends=True)
     (own_corpus / "wiki.jsonl").write_text("".join(texts[5:]))
     prepare(config, tmp_path / "data")

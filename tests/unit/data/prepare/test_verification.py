@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from prepared_files import Recorder, StopAfter, StoppedError, contents, two_sources
+from prepared_files import Recorder, contents, flip, interrupt, two_sources
 from slow_cases import slow_but
 
 from evenpack.data import checksums
@@ -19,13 +19,6 @@ from evenpack.errors import DataError
 @pytest.fixture
 def own_finished(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "finished"))
-
-
-def flip(path: Path, byte: int = -1, bit: int = 0) -> None:
-    """Changes one bit and nothing else."""
-    content = bytearray(path.read_bytes())
-    content[byte] ^= 1 << bit
-    path.write_bytes(content)
 
 
 def verifier(directory: Path) -> Verifier:
@@ -173,8 +166,7 @@ def test_a_half_written_file_that_was_damaged_is_not_gone_on_with(
     corpus: Path, tmp_path: Path, small_batches: None, kind: str
 ) -> None:
     directory = tmp_path / "data"
-    with pytest.raises(StoppedError):
-        prepare(two_sources(corpus), directory, progress=StopAfter(5))
+    interrupt(two_sources(corpus), directory, 5)
     path = directory / "sources" / "wiki" / f"tokens.{kind}.partial"
     flip(path, byte=40)
     before = contents(directory)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from rich.console import Console
@@ -30,23 +29,6 @@ def test_ten_thousand_samples_are_those_of_the_reference_s_loop(candidates: int)
     chosen = evenly_spaced(candidates, SAMPLES)
     assert chosen.tolist() == expected
     assert len(np.unique(chosen)) == SAMPLES
-
-
-def test_ten_thousand_rows_are_picked_from_synthetic_shards(tmp_path: Path, progress: Progress) -> None:
-    rows = random_rows(130, seed=3)
-    labels = np.arange(130 * 100) % 2
-    files = []
-    for shard in range(100):  # the same rows again and again, told apart by their place and label
-        changes = {"next_sentence_labels": labels[130 * shard : 130 * (shard + 1)].astype("i1")}
-        files.append(write_fixed(tmp_path / f"in/{shard:03d}.hdf5", rows, **changes))
-    output = tmp_path / "out/eval_10k.hdf5"
-    picked = pick_evaluation_set(tuple(files), output, samples=SAMPLES, progress=progress)
-    assert (picked.samples, picked.candidates, picked.layout) == (10_000, 13_000, "fixed")
-    chosen = [int(sample * 1.3) for sample in range(10_000)]
-    with h5py.File(files[0]) as first, h5py.File(output) as found:
-        assert np.array_equal(found["input_ids"][:], first["input_ids"][:][np.array(chosen) % 130])
-        assert np.array_equal(found["next_sentence_labels"][:], labels[chosen])
-    assert [path.name for path in output.parent.iterdir()] == ["eval_10k.hdf5"]
 
 
 def test_each_layout_gives_the_same_set(tmp_path: Path, progress: Progress) -> None:

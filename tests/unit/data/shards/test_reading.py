@@ -1,6 +1,6 @@
 """Every layout gives the same sequences, and each error names its file and row."""
 
-import builtins
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +125,7 @@ def test_no_more_rows_than_requested_are_read_at_once(tmp_path: Path, monkeypatc
 
 
 def test_identities_are_those_of_the_tokens_before_masking(tmp_path: Path) -> None:
-    unmasked = [
-        Row(
-            tokens=[dict(zip(row.places, row.originals, strict=True)).get(place, token)
-                    for place, token in enumerate(row.tokens)],
-            first_length=row.first_length,
-            label=row.label,
-            places=[],
-            originals=[],
-        )
-        for row in ROWS
-    ]  # fmt: skip
+    unmasked = [row.unmasked() for row in ROWS]
     assert unmasked != ROWS
     sequences = [
         next(read_slices(ShardSet.open((write_fixed(tmp_path / f"{n}.hdf5", rows),)))).sequences
@@ -174,20 +164,11 @@ def test_a_row_that_is_no_masked_pair_is_named(name: str, place: Any, value: Any
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (
-            {"recipe": RECIPE.model_copy(update={"max_sequence_length": SLOTS - 4})},
-            f"max_sequence_length is {SLOTS - 4}",
-        ),
-        (
-            {"recipe": RECIPE.model_copy(update={"max_predictions": 2})},
-            "masked tokens, and data.recipe.max_predictions is 2",
-        ),
+        ({"recipe": RECIPE.model_copy(update={"max_sequence_length": SLOTS - 4})}, f"length is {SLOTS - 4}"),
+        ({"recipe": RECIPE.model_copy(update={"max_predictions": 2})}, "data.recipe.max_predictions is 2"),
         ({"vocabulary_size": 60}, "and the vocabulary has 60 entries"),
-        (
-            {"pair_tokens": PairTokens(classification_id=1, separator_id=SEP, mask_id=4)},
-            "begins with [CLS], which is 1",
-        ),
-        ({"pair_tokens": PairTokens(classification_id=CLS, separator_id=9, mask_id=4)}, "ends with [SEP], which is 9"),
+        ({"pair_tokens": pair_tokens(1, SEP)}, "begins with [CLS], which is 1"),
+        ({"pair_tokens": pair_tokens(CLS, 9)}, "ends with [SEP], which is 9"),
     ],
 )
 def test_a_row_beyond_the_limits_of_the_run_is_named(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -286,13 +267,6 @@ def test_what_is_no_shard_is_refused(tmp_path: Path) -> None:
 
 def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_fixed(tmp_path / "a.hdf5", ROWS)
-    own = builtins.__import__
-
-    def refuse(name: str, *arguments: Any, **named: Any) -> Any:
-        if name == "h5py":
-            raise ImportError(name)
-        return own(name, *arguments, **named)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ConfigError, match=r"pip install evenpack\[mlperf\]"):
         ShardSet.open((path,))

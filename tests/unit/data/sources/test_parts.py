@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import datasets
 import pyarrow as pa
@@ -21,7 +21,7 @@ from evenpack.data.sources import lines as lines_module
 from evenpack.data.sources.config import Source
 from evenpack.data.sources.corpus import Corpus, CorpusPart, JoinedPieces
 from evenpack.data.sources.kinds import KINDS, open_corpus
-from evenpack.data.sources.rows import RowCorpus, RowPart
+from evenpack.data.sources.rows import RowAccounting, RowCorpus, RowPart
 from evenpack.errors import DataError
 
 TEXTS = [f"{'ä€😀 xyz'[: n % 7]} {n}\n{'word ' * (n % 4)}" for n in range(60)]
@@ -133,7 +133,9 @@ def test_the_parts_of_every_kind_are_the_corpus(
         assert (counts[0] > 1) == many
 
 
-def test_every_kind_with_text_is_tried() -> None:
+def test_every_kind_is_registered_under_its_name_and_those_with_text_are_tried() -> None:
+    kinds = [get_args(section.model_fields["kind"].annotation)[0] for section in get_args(get_args(Source)[0])]
+    assert sorted(kinds) == sorted(KINDS)
     assert {kind for kind, *_ in SOURCES} == KINDS.keys() - {"builtin", "megatron", "hdf5"}
 
 
@@ -153,15 +155,6 @@ def test_jsonl_may_be_cut_at_any_byte(tmp_path: Path, content: bytes) -> None:
     lines = content.split(b"\n")
     assert counts[0] == max(1, len(lines) - (lines[-1] == b"")), "a target of one byte makes a part of each line"
     assert counts[-2:] == [1, 1]
-
-
-def test_a_part_ends_exactly_where_the_line_does(tmp_path: Path) -> None:
-    line = b'{"text": "abc"}\n'
-    (tmp_path / "a.jsonl").write_bytes(line * 8)
-    parts = corpus("jsonl", path=tmp_path).parts(2 * len(line))
-    assert [part.total_bytes for part in parts] == [32] * 4
-    assert [len(list(part.documents())) for part in parts] == [2] * 4
-    assert ranges_of(parts[1]) == [(32, 64)]
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 3])
@@ -231,36 +224,27 @@ def test_what_is_wrong_in_a_part_is_named_by_its_row_in_the_file(tmp_path: Path)
     assert f"{tmp_path / 'a.parquet'}, row 25 (from 0): 'text' must be a string, found null" in str(caught.value)
 
 
-def test_parts_without_a_size_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="parts of 0 bytes: expected at least 1"):
-        corpus("jsonl", path=folder / "jsonl").parts(0)
+def accounting_of_parts(found: Corpus, target_bytes: int) -> list[RowAccounting]:
+    """Returns the accounting of each part, which it has when all of it was read."""
+    parts = found.parts(target_bytes)
+    for part in parts:
+        list(part.documents())
+    return [part.accounting for part in parts if isinstance(part, RowPart) and part.accounting is not None]
 
 
 def test_the_accounting_of_rows_is_joined_from_that_of_the_parts(folder: Path) -> None:
     found = corpus("jsonl", path=folder / "jsonl", rows="lines", minimum_words=3)
-    parts = found.parts(100)
-    assert isinstance(found, RowCorpus)
-    counted = []
-    for part in parts:
-        assert isinstance(part, RowPart)
-        list(part.documents())
-        assert part.accounting is not None
-        counted.append(part.accounting)
+    counted = accounting_of_parts(found, 100)
     assert any(not accounting.rows_kept for accounting in counted), "no mistake while other parts keep some"
     list(found.documents())
+    assert isinstance(found, RowCorpus)
     assert reduce(add, counted) == found.accounting
 
 
 def test_rows_that_no_part_keeps_are_refused_as_in_one_pass(folder: Path) -> None:
     found = corpus("jsonl", path=folder / "jsonl", rows="lines", minimum_words=9)
     assert isinstance(found, RowCorpus)
-    counted = []
-    for part in found.parts(300):
-        assert isinstance(part, RowPart)
-        list(part.documents())
-        assert part.accounting is not None
-        counted.append(part.accounting)
-    total = reduce(add, counted)
+    total = reduce(add, accounting_of_parts(found, 300))
     messages = []
     for attempt in (lambda: found.refuse_none_kept(total), lambda: list(found.documents())):
         with pytest.raises(DataError) as caught:

@@ -62,13 +62,6 @@ def accounting(found: Corpus) -> RowAccounting:
     return found.accounting
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("lines", LINES), ("paragraphs", PARAGRAPHS), (None, ARTICLES)])
-def test_documents_are_cut_into_rows_and_blank_ones_are_none(
-    tmp_path: Path, kind: str | None, expected: list[str]
-) -> None:
-    assert rows(corpus(tmp_path, ARTICLES, rows=kind)) == expected
-
-
 def test_a_row_is_a_document_with_a_size_and_hash_of_its_own(tmp_path: Path) -> None:
     found = corpus(tmp_path, ["zwölf\nzehn", "zehn"], rows="lines")
     first, second, third = found.documents()
@@ -78,14 +71,20 @@ def test_a_row_is_a_document_with_a_size_and_hash_of_its_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("kind", "minimum", "expected"), [
+    ("lines", None, LINES),
+    ("paragraphs", None, PARAGRAPHS),
+    (None, None, ARTICLES),
     ("lines", 1, LINES),
     ("lines", 4, ["first line of three", "second  line of   five words ", "one long line without an end"]),
     ("lines", 6, ["one long line without an end"]),
     ("paragraphs", 4, ["first line of three\nsecond  line of   five words ", "an end\nof two", PARAGRAPHS[-1]]),
     (None, 1, [ARTICLES[0], ARTICLES[3], ARTICLES[4]]),
 ])  # fmt: skip
-def test_rows_of_fewer_words_are_dropped(tmp_path: Path, kind: str | None, minimum: int, expected: list[str]) -> None:
-    assert rows(corpus(tmp_path, ARTICLES, rows=kind, minimum_words=minimum)) == expected
+def test_documents_are_cut_into_rows_and_those_that_are_blank_or_have_fewer_words_are_dropped(
+    tmp_path: Path, kind: str | None, minimum: int | None, expected: list[str]
+) -> None:
+    words = {} if minimum is None else {"minimum_words": minimum}
+    assert rows(corpus(tmp_path, ARTICLES, rows=kind, **words)) == expected
 
 
 def test_each_row_and_word_is_kept_or_dropped(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from pydantic import TypeAdapter
 
 from evenpack.config import validate
 from evenpack.data.manifest import data_section
-from evenpack.data.sources.config import Hdf5Source, HubSource, JsonlSource, Source, TextSource
+from evenpack.data.sources.config import HubSource, JsonlSource, Source, TextSource
 from evenpack.data.sources.kinds import open_corpus, source_inputs
-from evenpack.data.sources.without_text import shards_of
 from evenpack.errors import ConfigError, DataError
 
 
@@ -120,22 +119,6 @@ def test_how_long_a_document_may_be_is_no_part_of_the_data_section() -> None:
         assert "maximum_document_bytes" not in before["sources"]["wiki"]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "text", "hdf5"])
-def test_every_kind_of_file_takes_a_list(kind: str) -> None:
-    source = TypeAdapter(Source).validate_python({"kind": kind, "path": ["a", "b"]})
-    assert source.path == (Path("a"), Path("b"))
-    assert type(source).model_validate_json(source.model_dump_json()) == source
-
-
-def test_both_sets_of_shards_may_be_lists(tmp_path: Path) -> None:
-    files = [tmp_path / f"{name}.hdf5" for name in "cabd"]
-    for file in files:
-        file.write_bytes(b"")
-    source = Hdf5Source(kind="hdf5", path=tuple(files[:2]), validation_path=tuple(files[2:]))
-    found = shards_of("wiki", source)
-    assert (found.training, found.validation) == (tuple(files[:2]), tuple(files[2:]))
-
-
 SPLITS: dict[str, tuple[list[str], str]] = {
     "files": (["test.jsonl", "train.jsonl", "validation.jsonl"], "refused"),
     "shards": (
@@ -232,12 +215,7 @@ def test_a_pointer_of_git_lfs_is_no_text(kind: str, tmp_path: Path) -> None:
 def test_every_kind_of_files_looks_at_splits(tmp_path: Path) -> None:
     from evenpack.data.sources.kinds import KINDS
 
-    for kind, ending in {
-        "jsonl": "jsonl",
-        "text": "txt",
-        "parquet": "parquet",
-        "hdf5": "hdf5",
-    }.items():
+    for kind, ending in {"jsonl": "jsonl", "text": "txt", "parquet": "parquet", "hdf5": "hdf5"}.items():
         for split in ("train", "test"):
             (tmp_path / kind / split).mkdir(parents=True)
             (tmp_path / kind / split / f"0.{ending}").touch()

@@ -9,11 +9,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, write_jsonl
 
 from evenpack.config import validate
 from evenpack.data.config import DataConfig
-from evenpack.data.prepare.prepare import prepare
 from evenpack.data.sources.config import HubSource, ParquetSource
 from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import open_corpus, source_inputs
@@ -162,45 +160,3 @@ def test_an_arrow_file_is_no_kind_of_source(tmp_path: Path) -> None:
     values = {"sources": {"wiki": {"kind": "arrow", "path": tmp_path}}}
     with pytest.raises(ConfigError, match=r"'arrow' found using 'kind' does not match any.*; read a folder of .*: hub"):
         validate(values, DataConfig, origin="run.yaml")
-
-
-def test_all_formats_of_one_corpus_are_prepared_to_the_same_bytes(
-    tmp_path: Path, corpus: Path, small_batches: None
-) -> None:
-    texts = sentences(150, seed=2)
-    write_jsonl(tmp_path / "1.jsonl", texts[:70])
-    write_jsonl(tmp_path / "0.jsonl", texts[70:])
-    table = texts_table(list(texts))
-    write(tmp_path / "a.parquet", table, rows_in_group=40)
-    save(datasets.Dataset(table), tmp_path / "set", num_shards=3)
-    sources = {
-        "one": {"kind": "jsonl", "path": corpus / "code.jsonl"},
-        "several": {"kind": "jsonl", "path": [tmp_path / "1.jsonl", tmp_path / "0*"]},
-        "parquet": {"kind": "parquet", "path": tmp_path / "a.parquet"},
-        "saved": {"kind": "hub", "name": str(tmp_path / "set")},
-    }
-    found = {}
-    for name, section in sources.items():
-        directory = tmp_path / "prepared" / name
-        recorder = Recorder()
-        if name in ("several", "saved"):
-            with pytest.raises(StoppedError):
-                prepare(data_config({"wiki": section}), directory, progress=StopAfter(4))
-        prepare(data_config({"wiki": section}), directory, progress=recorder)
-        assert (recorder.states[0].bytes_resumed > 0) == (name in ("several", "saved"))
-        assert recorder.states[-1].bytes_read == recorder.states[-1].total_bytes
-        found[name] = {
-            file: content for file, content in contents(directory / "sources").items() if "journal" not in file
-        }
-    assert "wiki/tokens.bin" in found["one"]
-    assert [name for name in found if found[name] != found["one"]] == []
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_source_without_a_document_is_refused_and_nothing_is_left(tmp_path: Path, kind: str) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [])
-    write(tmp_path / "a.parquet", texts_table([]))
-    section = {"kind": kind, "path": tmp_path / f"a.{kind}"}
-    with pytest.raises(DataError, match="source 'wiki' holds no document"):
-        prepare(data_config({"wiki": section}), tmp_path / "prepared")
-    assert contents(tmp_path / "prepared") == {}

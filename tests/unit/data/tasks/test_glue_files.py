@@ -55,15 +55,6 @@ def test_every_task_finds_its_texts_and_its_label_among_the_official_columns(nam
     assert [row.where for row in rows] == [f"{file}, line {line}" for line in (first, first + 1)]
 
 
-def test_nine_tasks_differ_in_folder_and_know_their_classes() -> None:
-    assert len({task.folder for task in GLUE_TASKS.values()}) == len(GLUE_TASKS) == 9
-    assert [name for name, task in GLUE_TASKS.items() if len(task.texts) == 1] == ["cola", "sst2"]
-    assert {name: len(task.labels) for name, task in GLUE_TASKS.items() if len(task.labels) != 2} == {
-        "stsb": 0,
-        "mnli": 3,
-    }
-
-
 def test_quotes_and_carriage_returns_are_no_part_of_the_format(tmp_path: Path) -> None:
     path = write_task(tmp_path, "rte", ['0\t"a\tb"\tentailment\r', "1\tc \td\tnot_entailment"])
     assert read(path, "rte") == [(('"a', 'b"'), "entailment"), (("c ", "d"), "not_entailment")]

@@ -1,15 +1,13 @@
 """Tokenizers encode texts and pairs, special tokens included."""
 
-import json
 from pathlib import Path
 
 import pytest
 from transformers import BertTokenizerFast
-from wordpiece import SPECIAL, WORDS, write_tokenizer_json, write_vocabulary
+from wordpiece import SPECIAL, WORDS, write_vocabulary
 
 from evenpack.data.tokenizers import loading
-from evenpack.data.tokenizers.config import TrainedTokenizer
-from evenpack.data.tokenizers.loading import load_token_counter, train_tokenizer
+from evenpack.data.tokenizers.loading import load_token_counter
 from evenpack.errors import DataError
 
 TEXTS = ["the cats sat.", "", "The CAT", "the dog [SEP] on it"]
@@ -38,16 +36,6 @@ def test_entries_of_a_vocabulary_are_divided_by_line_ends_alone(tmp_path: Path) 
     assert (words["a\u2028b"], words["c"]) == (1, 3)
 
 
-def test_each_form_of_a_folder_gives_the_same_lengths(tmp_path: Path) -> None:
-    alone = write_tokenizer_json(tmp_path / "alone")
-    with_config = write_tokenizer_json(tmp_path / "with_config")
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
-    (tmp_path / "with_config" / "tokenizer_config.json").write_text(json.dumps(config))
-    expected = load_token_counter(write_vocabulary(tmp_path / "bert")).lengths(TEXTS).tolist()
-    assert load_token_counter(alone).lengths(TEXTS).tolist() == expected
-    assert load_token_counter(with_config).lengths(TEXTS).tolist() == expected
-
-
 def test_a_capital_letter_in_the_vocabulary_makes_it_cased(tmp_path: Path) -> None:
     folder = tmp_path / "cased"
     folder.mkdir()
@@ -67,14 +55,6 @@ def test_texts_are_encoded_in_batches_without_losing_their_order(
     assert len(loading._batches(texts)) > 5
     assert found.lengths(texts).tolist() == whole
     assert found.lengths([]).tolist() == []
-
-
-def test_a_tokenizer_of_a_run_adds_nothing_around_a_text(tmp_path: Path) -> None:
-    trained = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=300), ["the cat sat on the mat"] * 9)
-    trained.save(tmp_path / "trained")
-    texts = ["the cat", "a mat"]
-    ends = trained.encode_batch(texts).lengths
-    assert load_token_counter(str(tmp_path / "trained")).lengths(texts).tolist() == (ends - 1).tolist()
 
 
 @pytest.mark.parametrize(

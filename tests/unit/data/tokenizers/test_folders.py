@@ -19,17 +19,19 @@ from tokenizer_folders import (
     byte_pairs,
     changed,
     unigram,
+    unmark,
+    whole_words,
     with_tokens,
     word_pieces,
     words,
 )
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 from xxhash import xxh3_128_hexdigest
 
 from evenpack.data.tokenizers.backend import warn_once
-from evenpack.data.tokenizers.config import TokenizerConfig
+from evenpack.data.tokenizers.config import BertTokenizer, TokenizerConfig
 from evenpack.data.tokenizers.loading import load_token_counter, load_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
@@ -102,6 +104,9 @@ def test_documents_are_what_the_file_makes_of_them_between_a_stated_beginning_an
         encoded = tokenizer.encode_batch([TEXT, "", TEXT])
         assert encoded.tokens.tolist() == [*expected, tokenizer.end_of_text_id, *expected]
     assert encoded.beginning_tokens == 2 * len(beginning)
+    texts = [TEXT, "the cat 2023", ""]
+    around = [len(ids(read(folder), text, around=True)) for text in texts]
+    assert load_token_counter(str(folder)).lengths(texts).tolist() == around, "counted as the file says"
     (alone,) = tokenizer.encode_texts([TEXT])
     assert alone.tokens.tolist() == expected[len(beginning) : -1]
     assert ("data.tokenizer.encoder=class takes the class" in caplog.text) == case.class_differs
@@ -126,8 +131,6 @@ _TOOL = {"content": "<tool>", "special": False} | dict.fromkeys(
     ("config", "files"),
     [
         ({"added_tokens_decoder": {"400": _TOOL}}, {}),
-        ({"added_tokens_decoder": {"400": _TOOL | {"special": True}}}, {}),
-        ({"additional_special_tokens": ["<tool>"]}, {}),
         ({"pad_token": "<tool>"}, {}),
         ({}, {"added_tokens.json": '{"<tool>": 400}'}),
     ],
@@ -183,13 +186,6 @@ def test_a_token_that_the_class_alone_finds_in_text_is_named(tmp_path: Path, cap
     assert f"of the text 'a{token} {token}b' its files make" in caplog.text
 
 
-def test_lengths_are_counted_as_the_file_says(case: Folder, tmp_path: Path) -> None:
-    folder = case.write(tmp_path / "folder")
-    counter = load_token_counter(str(folder))
-    texts = [TEXT, "the cat 2023", ""]
-    assert counter.lengths(texts).tolist() == [len(ids(read(folder), text, around=True)) for text in texts]
-
-
 def test_no_text_becomes_a_special_token(case: Folder, tmp_path: Path) -> None:
     folder = case.write(tmp_path / "folder")
     tokenizer = load(folder, case.section)
@@ -220,10 +216,6 @@ def test_no_text_becomes_a_special_token(case: Folder, tmp_path: Path) -> None:
 def test_lengths_are_those_of_runs_where_a_file_marks_no_special_token(
     tmp_path: Path, backend: Any, section: dict[str, Any]
 ) -> None:
-    def unmark(values: dict[str, Any]) -> None:
-        for token in values["added_tokens"]:
-            token["special"] = False
-
     config = {"tokenizer_class": FAST, "eos_token": "</s>"}
     folder = Folder(backend=lambda: changed(backend(), unmark), config=config).write(tmp_path / "folder")
     if section["kind"] != "hub":
@@ -317,12 +309,8 @@ def test_tokens_of_earlier_versions_that_were_others_are_told_apart(tmp_path: Pa
 
 
 def test_a_model_without_an_unknown_token_is_compared_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def known_letters() -> Backend:
-        backend = Backend(models.WordLevel({"a": 0, "cat": 1, "</s>": 2}, unk_token="[UNK]"))
-        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        return backend
-
-    case = Folder(backend=known_letters, config={"tokenizer_class": FAST, "eos_token": "</s>"})
+    config = {"tokenizer_class": FAST, "eos_token": "</s>"}
+    case = Folder(backend=lambda: whole_words("a", "cat", "</s>"), config=config)
     tokenizer = load(case.write(tmp_path / "folder"), case.section)
     assert tokenizer.encode_batch(["a cat"]).tokens.tolist() == [0, 1, 2]
     assert not caplog.text
@@ -378,18 +366,17 @@ def test_no_code_of_a_folder_is_run(
     assert not list(tmp_path.rglob("*.ran"))
 
 
-@pytest.mark.parametrize("auto_map", [{}, {"AutoProcessor": "own.Own"}])
-def test_code_that_is_no_tokenizer_is_no_matter(tmp_path: Path, auto_map: Any) -> None:
-    config = END | {"tokenizer_class": FAST, "auto_map": auto_map}
-    folder = Folder(backend=byte_pairs, config=config, files={"own.py": CODE}).write(tmp_path / "folder")
-    assert load(folder, {"kind": "hub"}).encode_texts([TEXT])[0].tokens.tolist() == ids(read(folder), TEXT)
-    assert not list(tmp_path.rglob("*.ran"))
-
-
-def test_the_code_of_a_model_is_not_run_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [({"auto_map": {}}, {}), ({"auto_map": {"AutoProcessor": "own.Own"}}, {}), ({}, {"AutoConfig": "own.Own"})],
+)
+def test_code_that_is_no_tokenizer_is_not_run_either_and_no_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], model: dict[str, str]
+) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    files = {"own.py": CODE, "config.json": json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}})}
-    folder = Folder(backend=byte_pairs, config=END | {"tokenizer_class": FAST}, files=files).write(tmp_path / "folder")
+    files = {"own.py": CODE, "config.json": json.dumps({"model_type": "own", "auto_map": model})}
+    case = Folder(backend=byte_pairs, config=END | {"tokenizer_class": FAST} | config, files=files)
+    folder = case.write(tmp_path / "folder")
     assert load(folder, {"kind": "hub"}).encode_texts([TEXT])[0].tokens.tolist() == ids(read(folder), TEXT)
     assert not list(tmp_path.rglob("*.ran"))
 
@@ -408,12 +395,11 @@ def test_a_name_of_the_hub_is_read_as_a_folder_is(tmp_path: Path, monkeypatch: p
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    config: Any = TypeAdapter(TokenizerConfig).validate_python({"kind": "bert", "name": "somebody/cased"})
     by_name, by_path = (
-        load_tokenizer(TypeAdapter(TokenizerConfig).validate_python({"kind": "bert", **place}))  # type: ignore[arg-type]
-        for place in ({"name": "somebody/cased"}, {"path": str(folder)})
+        load_tokenizer(BertTokenizer.model_validate({"kind": "bert", **place}))
+        for place in ({"name": "somebody/cased"}, {"path": folder})
     )
-    assert by_name.checksum == by_path.checksum == load_tokenizer(config).checksum
+    assert by_name.checksum == by_path.checksum
     assert by_name.encode_texts(["The"])[0].tokens.tolist() == [by_name.vocabulary["The"]]
     assert set(asked) == {"somebody/cased"}
 

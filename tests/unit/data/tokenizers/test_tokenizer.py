@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizer_folders import FAST, Folder, byte_pairs, whole_words
+from tokenizers import models
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT
@@ -37,18 +38,9 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes a small vocabulary in the two files of GPT-2, with end-of-text last."""
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    backend.train_from_iterator(TEXTS * 3, trainer=trainer)
+    """Writes a small vocabulary in the two files of GPT-2."""
     folder = tmp_path_factory.mktemp("gpt2")
-    backend.model.save(str(folder))
-    vocabulary = json.loads((folder / "vocab.json").read_text())
-    vocabulary[END_OF_TEXT] = len(vocabulary)
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    byte_pairs(pattern=None).model.save(str(folder))
     return folder
 
 
@@ -76,14 +68,14 @@ def test_documents_are_encoded_as_transformers_encodes_them_and_end_in_end_of_te
     found = documents(tokenizer, TEXTS)
     assert found == [[*reference.encode(text), reference.eos_token_id] for text in TEXTS]
     assert max(len(tokens) for tokens in found) > 10
-    assert tokenizer.vocabulary_size == len(reference) == 301
+    assert tokenizer.vocabulary_size == len(reference) == 400
     assert tokenizer.decode(found[2]) == TEXTS[2] + END_OF_TEXT
 
 
 def test_openais_file_names_are_accepted(broken_folder: Path) -> None:
     (broken_folder / "vocab.json").rename(broken_folder / "encoder.json")
     (broken_folder / "merges.txt").rename(broken_folder / "vocab.bpe")
-    assert from_files(broken_folder).vocabulary_size == 301
+    assert from_files(broken_folder).vocabulary_size == 400
 
 
 def test_a_vocabulary_without_padding_says_so_only_when_asked() -> None:
@@ -103,21 +95,6 @@ def test_a_saved_tokenizer_is_read_as_utf_8_whatever_the_locale(gpt2_folder: Pat
     ascii_alone = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     command = [sys.executable, "-c", script, str(tmp_path)]
     assert subprocess.check_output(command, text=True, env=ascii_alone) == f"{tokenizer.checksum}\n"
-
-
-def test_training_is_the_same_in_every_process() -> None:
-    script = (
-        "from evenpack.data.tokenizers.loading import train_tokenizer\n"
-        "from evenpack.data.tokenizers.config import TrainedTokenizer\n"
-        "texts = ['%d apples and %d pears' % (n, n * n) for n in range(3000)]\n"
-        "print(train_tokenizer(TrainedTokenizer(kind='train', vocabulary_size=400), texts).checksum)\n"
-    )
-    checksums = {subprocess.check_output([sys.executable, "-c", script], text=True) for _ in range(2)}
-    texts = [f"{number} apples and {number * number} pears" for number in range(3000)]
-    trained = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=400), texts)
-    assert checksums == {trained.checksum + "\n"}
-    assert trained.vocabulary_size == 400
-    assert trained.end_of_text_id == 0
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
@@ -165,9 +142,12 @@ def _vocabulary(folder: Path, change: Any) -> None:
         (lambda folder: _without(folder, "merges.txt"), "holds no merges.txt or vocab.bpe"),
         (lambda folder: (folder / "vocab.json").write_text("{}"), "vocab.json"),
         (lambda folder: (folder / "vocab.json").write_text("{broken"), "form no byte-level BPE"),
-        (lambda folder: (folder / "merges.txt").write_text("#version: 0.2\n"), "its 0 merges never form 44 of the 301"),
+        (
+            lambda folder: (folder / "merges.txt").write_text("#version: 0.2\n"),
+            "its 0 merges never form 143 of the 400",
+        ),
         (lambda folder: _vocabulary(folder, lambda v: {k: i for k, i in v.items() if k != END_OF_TEXT}), "lack 1"),
-        (lambda folder: _vocabulary(folder, lambda v: {k: i + 1 for k, i in v.items()}), "are not 0 to 300"),
+        (lambda folder: _vocabulary(folder, lambda v: {k: i + 1 for k, i in v.items()}), "are not 0 to 399"),
         (lambda folder: _vocabulary(folder, lambda v: {**v, "zebra": len(v)}), "'zebra' first"),
         (shutil.rmtree, "does not exist"),
     ],
@@ -185,15 +165,9 @@ def test_a_tokenizer_without_path_names_the_override() -> None:
 
 
 def _word_level(folder: Path, config: dict[str, str]) -> str:
-    """Saves a vocabulary of whole words, with an unknown token, as a folder for AutoTokenizer."""
-    words = {"[UNK]": 0, "cat": 1, "the": 2, "</s>": 3}
-    backend = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    folder.mkdir()
-    backend.save(str(folder / "tokenizer.json"))
-    values = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", **config}
-    (folder / "tokenizer_config.json").write_text(json.dumps(values))
-    return str(folder)
+    """Writes a folder with an unknown token for AutoTokenizer."""
+    values = {"tokenizer_class": FAST, "unk_token": "[UNK]", **config}
+    return str(Folder(backend=lambda: whole_words("[UNK]", "cat", "the", "</s>"), config=values).write(folder))
 
 
 def bounds_of(folder: Path) -> tuple[str | None, str | None]:
@@ -219,14 +193,10 @@ def test_a_saved_tokenizer_has_the_first_and_last_tokens_of_its_own_and_no_other
     assert Tokenizer.load(tmp_path / "ended").end_of_text_id == loaded.end_of_text_id == 3
 
 
-def test_a_folder_that_names_no_end_is_refused(gpt2_folder: Path, tmp_path: Path) -> None:
-    from_files(gpt2_folder).save(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    values = json.loads(path.read_text())
-    del values["eos_token"]
-    path.write_text(json.dumps(values))
+def test_a_folder_that_names_no_end_is_refused(tmp_path: Path) -> None:
+    folder = _word_level(tmp_path / "endless", {})
     with pytest.raises(DataError, match="names no eos_token or sep_token"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.load(Path(folder))
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
@@ -240,17 +210,13 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_single_character_that_ends_documents_is_refused_in_a_text(tmp_path: Path) -> None:
-    backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1, "|": 2}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = Tokenizer(backend, end_of_text="|", unknown="[UNK]")
+    tokenizer = Tokenizer(whole_words("[UNK]", "cat", "|"), end_of_text="|", unknown="[UNK]")
     with pytest.raises(DataError, match=r"special token '\|' of the text that begins 'cat \| the'"):
         tokenizer.encode_batch(["the cat", "cat | the"])
 
 
 def test_a_text_that_the_model_cannot_express_is_named() -> None:
-    backend = tokenizers.Tokenizer(models.WordLevel({"cat": 0, "</s>": 1}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = Tokenizer(backend, end_of_text="</s>", unknown=None)
+    tokenizer = Tokenizer(whole_words("cat", "</s>"), end_of_text="</s>", unknown=None)
     assert tokenizer.encode_batch(["cat cat"]).tokens.tolist() == [0, 0, 1]
     with pytest.raises(DataError, match="cannot encode the text that begins 'cat dog'"):
         tokenizer.encode_batch(["cat", "cat dog"])

@@ -1,19 +1,16 @@
 """BERT's vocabularies are read, trained and saved, and incomplete ones are refused."""
 
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prepared_files import sentences
 from pydantic import ValidationError
-from transformers import AutoTokenizer, BertTokenizer
+from transformers import BertTokenizer
 
 from evenpack.data.sequences.pair_drawing import split_sentences
 from evenpack.data.tokenizers import config as tokenizers_config
-from evenpack.data.tokenizers import word_pieces
 from evenpack.data.tokenizers.config import TrainedWordPieces
 from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_inputs, train_tokenizer
 from evenpack.data.tokenizers.special_tokens import SENTENCE_LENGTHS
@@ -57,23 +54,6 @@ def test_text_is_encoded_as_transformers_encodes_it_and_special_tokens_stay_text
     assert found.count(3) == 1
     assert tokenizer.encode_batch(["zebra cat"]).unknown_tokens == 1
     assert tokenizer.vocabulary_size == len(SPECIAL) + len(PIECES)
-
-
-def test_a_saved_tokenizer_is_the_same_and_transformers_reads_it(folder: Path, tmp_path: Path) -> None:
-    tokenizer = from_files(folder)
-    tokenizer.save(tmp_path / "saved")
-    loaded = Tokenizer.load(tmp_path / "saved")
-    assert loaded.checksum == tokenizer.checksum
-    assert loaded.pair_tokens == tokenizer.pair_tokens
-    assert loaded.padding_id == tokenizer.padding_id == 0
-    assert documents(loaded, TEXTS) == documents(tokenizer, TEXTS)
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
-    assert theirs("cat", "mat")["input_ids"] == BertTokenizer.from_pretrained(folder)("cat", "mat")["input_ids"]
-    assert (theirs.mask_token_id, theirs.cls_token_id, theirs.sep_token_id, theirs.pad_token_id) == (4, 2, 3, 0)
-    assert documents(from_files(tmp_path / "saved"), TEXTS) == documents(tokenizer, TEXTS), "tokenizer.json is enough"
-    again = load_tokenizer(tokenizers_config.BertTokenizer(kind="bert", name=str(tmp_path / "saved")))
-    assert documents(again, TEXTS) == documents(tokenizer, TEXTS)
-    assert again.pair_tokens == tokenizer.pair_tokens
 
 
 def test_what_pairs_and_masks_need_is_known(folder: Path) -> None:
@@ -146,30 +126,10 @@ def test_the_inputs_are_the_file_that_is_read(folder: Path, tmp_path: Path) -> N
     assert tokenizer_inputs(tokenizers_config.BertTokenizer(kind="bert", name="bert-base-uncased")) == ()
 
 
-_TRAIN = """
-from prepared_files import sentences
-from evenpack.data.tokenizers.config import TrainedWordPieces
-from evenpack.data.tokenizers.loading import train_tokenizer
-print(train_tokenizer(TrainedWordPieces(kind="train_word_pieces", vocabulary_size=200), sentences(80, seed=9)).checksum)
-"""
-
-
-def test_a_vocabulary_is_trained_the_same_each_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vocabulary_is_trained_that_knows_its_text(caplog: pytest.LogCaptureFixture) -> None:
     texts = sentences(80, seed=9)
     config = TrainedWordPieces(kind="train_word_pieces", vocabulary_size=200)
     trained = train_tokenizer(config, texts)
-    folder = Path(__file__).parents[3]
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", _TRAIN],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={"PYTHONPATH": f"{folder}:{folder.parent}"},
-        ).stdout.strip()
-        for _ in range(2)
-    }
-    assert printed == {trained.checksum}, "a hash map's order shows"
     assert trained.pair_tokens.separator_id == trained.end_of_text_id == 3
     encoded = trained.encode_batch(texts)
     assert encoded.unknown_tokens == 0
@@ -202,4 +162,3 @@ def test_what_no_vocabulary_can_be_trained_on_is_refused() -> None:
     letters = "".join(chr(0x61 + n) for n in range(26)) + "0123456789"
     with pytest.raises(DataError, match=r"have 36 different letters to keep: .* needs more than 77 entries"):
         train_tokenizer(config, [letters])
-    assert word_pieces.ROLES["sep_token"] == "[SEP]"

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -59,21 +58,3 @@ def test_an_error_on_the_way_leaves_the_old_file(path: Path) -> None:
     with pytest.raises(ZeroDivisionError), mapped_array(path, 1_000, np.dtype(np.int32)) as array:
         array[:] = 1 // 0
     assert only_the_old(path)
-
-
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-import numpy as np
-from evenpack.data.tokens.array_file import mapped_array
-
-with mapped_array(Path(sys.argv[1]), 1_000_000, np.dtype(np.int32)) as array:
-    array[:500_000] = 1
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_kill_leaves_the_old_file(path: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", _KILLED, str(path)], check=False)
-    assert run.returncode == -9
-    assert np.load(path).tolist() == OLD.tolist()

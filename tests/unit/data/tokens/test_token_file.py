@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import xxhash
 from deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset import (
-    MMapIndexedDataset,
     MMapIndexedDatasetBuilder,
 )
 from deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset import dtypes as DEEPSPEED_TYPES
@@ -51,20 +50,6 @@ def patch(path: Path, position: int, content: bytes) -> None:
 # --- the layout ---------------------------------------------------------------------------------------------------
 
 
-def test_deepspeed_reads_what_we_write_as_int32(tmp_path: Path) -> None:
-    documents = make_documents(50, vocabulary_size=70_000)
-    write(tmp_path / "ours", documents, vocabulary_size=70_000)
-
-    theirs = MMapIndexedDataset(str(tmp_path / "ours"), skip_warmup=True)
-
-    assert theirs.dtype == np.dtype(np.int32)
-    assert len(theirs) == 50
-    assert theirs.doc_idx.tolist() == list(range(51))
-    assert theirs.sizes.tolist() == [len(document) for document in documents]
-    for index, document in enumerate(documents):
-        np.testing.assert_array_equal(theirs[index], document)
-
-
 @pytest.mark.parametrize("dtype", VOCABULARIES)
 def test_our_files_are_those_of_deepspeeds_builder_but_for_the_code_of_uint16(tmp_path: Path, dtype: str) -> None:
     documents = make_documents(50, vocabulary_size=VOCABULARIES[dtype])
@@ -77,22 +62,6 @@ def test_our_files_are_those_of_deepspeeds_builder_but_for_the_code_of_uint16(tm
 
     for ending in ("bin", "idx"):
         assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
-
-
-@pytest.mark.parametrize("dtype", VOCABULARIES)
-def test_a_reader_with_megatrons_table_reads_what_we_write(tmp_path: Path, dtype: str) -> None:
-    documents = make_documents(50, vocabulary_size=VOCABULARIES[dtype])
-    write(tmp_path / "ours", documents, vocabulary_size=VOCABULARIES[dtype])
-
-    index = (tmp_path / "ours.idx").read_bytes()
-    kind = {code: name for name, code in MEGATRON_CODES.items()}[index[CODE_AT]]
-    pointers = np.frombuffer(index, np.int64, 50, HEADER_BYTES + 4 * 50)
-    sizes = np.frombuffer(index, np.int32, 50, HEADER_BYTES)
-
-    assert kind == dtype
-    content = (tmp_path / "ours.bin").read_bytes()
-    for pointer, size, document in zip(pointers.tolist(), sizes.tolist(), documents, strict=True):
-        np.testing.assert_array_equal(np.frombuffer(content, kind, size, pointer), document)
 
 
 def test_no_code_stands_for_uint16_in_both_tables() -> None:
@@ -138,33 +107,19 @@ def test_we_read_what_deepspeed_writes_with_documents_of_several_sentences(tmp_p
     assert starts.tolist() == [tokens.document_offsets[index] for index in (5, 1, 1, 0)]
 
 
-def test_megatrons_uint16_and_deepspeeds_uint64_differ_by_the_size_of_the_file(
-    tmp_path: Path,
-) -> None:
-    document = np.arange(5)
-    write_with_deepspeed(tmp_path / "megatron", [[document]], np.uint16)
-    patch(tmp_path / "megatron.idx", CODE_AT, bytes([8]))
-    write_with_deepspeed(tmp_path / "deepspeed", [[document]], np.uint64)
-
-    for name, dtype in (("megatron", np.uint16), ("deepspeed", np.uint64)):
-        tokens = TokenFile(tmp_path / name)
-        assert tokens.dtype == dtype
-        assert all_documents(tokens) == [[0, 1, 2, 3, 4]]
-
-
 def test_the_lengths_of_some_documents_take_memory_for_those_alone(tmp_path: Path) -> None:
-    documents = make_documents(100_000, vocabulary_size=50, longest=3)
+    documents = make_documents(25_000, vocabulary_size=50, longest=3)
     token_file = write(tmp_path / "many", documents)
     tracemalloc.start()
     try:
-        found = [token_file.document_lengths(start, start + 100) for start in range(0, 100_000, 100)]
+        found = [token_file.document_lengths(start, start + 100) for start in range(0, 25_000, 100)]
         kept, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
     assert np.concatenate(found).tolist() == [len(document) for document in documents]
-    assert kept < 1_200_000  # the 800 kB that `found` holds
-    assert most < 1_200_000
+    assert kept < 300_000  # the 200 kB that `found` holds
+    assert most < 300_000
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, None), (2, 5), (5, 2), (4, 99), (-2, None), (6, 6)])

@@ -4,14 +4,9 @@ import contextlib
 import io
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +17,7 @@ from token_files import all_documents, append_documents, hashes_of, make_documen
 
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter, hashes_path, read_journal
-from evenpack.errors import DataError
+from evenpack.errors import DataError, RunError
 
 
 @pytest.mark.parametrize(
@@ -196,88 +191,21 @@ def test_everything_is_on_disk_before_a_journal_or_a_name_vouches_for_it(
     assert vouched == ["tokens.journal.json"] * 5 + ["tokens.bin", "document_hashes.npy", "tokens.idx"]
 
 
-WRITER_PROCESS = """
-import resource, signal, sys
-from pathlib import Path
-import numpy as np
-from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.errors import RunError
-
-prefix, batches, most_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
-try:
-    with TokenFileWriter.resume(prefix, vocabulary_size=50_257) as writer:
-        for index in range(writer.state.get("next", 0), batches):
-            sys.stdin.readline()  # one line, one batch; at the end of the input all that are left
-            rng = np.random.default_rng(index)
-            lengths = rng.integers(1, 400, 100)
-            tokens, hashes = rng.integers(0, 50_257, lengths.sum()), rng.integers(0, 1 << 64, 100, dtype=np.uint64)
-            writer.append(tokens, lengths, {"document_hashes": hashes})
-            if index % 3 == 2:
-                writer.commit({"next": index + 1})
-            print(index, flush=True)
-        writer.finish()
-except RunError as error:
-    sys.exit(f"{error}")
-"""
-
-
-def start_writer(prefix: Path, *, batches: int = 30, most_bytes: int = 1 << 30) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WRITER_PROCESS, str(prefix), str(batches), str(most_bytes)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=1)
-
-
-@pytest.fixture(scope="module")
-def written_by_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    directory = tmp_path_factory.mktemp("one_process")
-    _, errors = start_writer(directory / "tokens").communicate()
-    assert errors == ""
-    return contents(directory)
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_repeatedly_ends_with_the_same_bytes(
-    tmp_path: Path, written_by_one_process: dict[str, bytes]
-) -> None:
-    chance = random.Random(7)
-    batches_seen = []
-    while len(batches_seen) < 5:  # each life gets a little further than its last commit
-        with start_writer(tmp_path / "tokens") as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            batches = chance.randint(3, 5)
-            process.stdin.write("\n" * batches)
-            batches_seen.append([int(process.stdout.readline()) for _ in range(batches)])
-            process.stdin.write("\n")
-            time.sleep(chance.random() * 0.003)  # somewhere in the next batch
-            process.kill()
-            process.wait()
-            assert process.returncode == -signal.SIGKILL
-        assert not (tmp_path / "tokens.idx").exists()
-
-    output, errors = start_writer(tmp_path / "tokens").communicate()
-
-    assert (output.split()[-1], errors) == ("29", "")
-    assert all(later[0] > earlier[0] for earlier, later in pairwise(batches_seen))
-    assert contents(tmp_path) == written_by_one_process
-
-
 def test_a_full_disk_is_an_error_after_which_the_write_can_be_resumed(
-    tmp_path: Path, written_by_one_process: dict[str, bytes]
+    tmp_path: Path,
+    uninterrupted: dict[str, bytes],
+    files_of_at_most: Callable[[int], AbstractContextManager[None]],
 ) -> None:
-    process = start_writer(tmp_path / "tokens", most_bytes=500_000)
-    _, errors = process.communicate()
-
-    assert process.returncode == 1
-    assert "tokens cannot be written: File too large; make room on its disk, and run the same command again" in errors
+    writer = TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257)
+    with files_of_at_most(900), pytest.raises(RunError, match="tokens cannot be written: File too large; make room"):
+        write_in_batches(writer)
     assert not (tmp_path / "tokens.idx").exists()
     assert not (tmp_path / "tokens.bin").exists()
 
-    _, errors = start_writer(tmp_path / "tokens").communicate()
-    assert errors == ""
-    assert contents(tmp_path) == written_by_one_process
+    resumed = TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
+    assert resumed.documents == 20
+    write_in_batches(resumed)
+    assert contents(tmp_path) == uninterrupted
 
 
 def test_a_write_that_takes_a_few_bytes_at_a_time_continues_until_all_are_written(
@@ -377,10 +305,3 @@ def test_columns_of_any_width_grow_with_the_documents_and_are_cut_to_the_journal
     assert (marks.tolist(), marks.dtype) == ([0, 0, 1, 0, 1, 2, 3], np.int32)
     assert (flags.tolist(), flags.dtype) == ([1, 255, 2, 255, 4, 255], np.uint8)
     assert all_documents(TokenFile(tmp_path / "tokens")) == [[7], [8, 9]] * 3
-
-
-def test_nothing_can_be_appended_to_a_closed_or_finished_writer(tmp_path: Path) -> None:
-    with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
-        writer.finish()
-        with pytest.raises(ValueError, match="closed"):
-            append_documents(writer, DOCUMENTS, hashes_of(DOCUMENTS))
