@@ -1,6 +1,5 @@
-"""What a run says that it is doing: each batch of an evaluation is progress, as each micro-batch of a step is.
-
-So are each file of a checkpoint and each parameter of one that is converted.
+"""What a run says that it is doing: each micro-batch, batch of an evaluation, file of a checkpoint and parameter of one
+that is converted is progress.
 """
 
 from pathlib import Path
@@ -14,26 +13,6 @@ from evenpack.engine.activity import ACTIVITIES, START, Activity, doing
 from evenpack.engine.config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-
-
-def said_by(world: World, config: RunConfig) -> list[tuple[Activity, int]]:
-    with noted_moves() as said:
-        train_in(world, config, stop_requested=never)
-    return said
-
-
-def test_each_batch_of_an_evaluation_is_progress(tmp_path: Path) -> None:
-    data = {"sources": text_sources(tmp_path, {"lines": numbered_lines(80)}), "validation_fraction": 0.4}
-    training = {"steps": 2, "evaluate_every_steps": 2, "evaluation_packs": 6, "checkpoint_every_steps": 2}
-    config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training=training)))
-    (said,) = run_ranks(said_by, 1, config)
-    batches = 6 // config.training.items_per_micro_batch
-    assert batches > 1
-    assert said.count(("evaluating", 2)) == 1 + batches
-    assert said.index(("evaluating", 2)) > said.index(("summing over the ranks", 2))
-    assert said[-1] == ("writing the summary", 2)
-    places = [(step, ACTIVITIES.index(activity)) for activity, step in said]
-    assert places == sorted(places)
 
 
 def said_in_a_resume(world: World, config: RunConfig) -> tuple[list[tuple[Activity, int]], list[str | None]]:
@@ -51,19 +30,23 @@ def said_in_a_resume(world: World, config: RunConfig) -> tuple[list[tuple[Activi
     return said, boxes
 
 
-def test_files_and_parameters_are_progress_and_the_start_ends_with_the_first_step(tmp_path: Path) -> None:
+def test_long_loops_are_progress_and_the_start_ends_with_the_first_step(tmp_path: Path) -> None:
     data = {"sources": text_sources(tmp_path, {"lines": numbered_lines(80)}), "validation_fraction": 0.4}
-    training = {"steps": 6, "evaluate_every_steps": 4, "evaluation_packs": 6, "checkpoint_every_steps": 2}
+    training = {"steps": 6, "evaluate_every_steps": 4, "evaluation_packs": 12, "checkpoint_every_steps": 2}
     values = run_values("gpt2", tmp_path, data=data, training=training)
     config = prepared(run_config(values | {"deepspeed": {"zero_stage": 1}}))
+    batches = 12 // (2 * config.training.items_per_micro_batch)
+    assert batches > 1
     outcomes = run_ranks(said_in_a_resume, 2, config)
     for said, boxes in outcomes:
         assert said.count(("building the model", 0)) > 1, "each file of the checkpoint that is verified"
         assert ("loading the checkpoint", 4) in said
         assert said.count(("converting the checkpoint", 4)) > 5, "each parameter"
+        assert said.count(("evaluating", 6)) == 1 + batches
         assert said.count(("verifying the data", 6)) >= 1
         assert said.count(("waiting for verification", 6)) == 1, "to wait for others is no progress"
         assert ("waiting for a save", 6) in said
+        assert said[-1] == ("writing the summary", 6)
         places = [(step, ACTIVITIES.index(activity)) for activity, step in said]
         start = places[: places.index((5, ACTIVITIES.index("waiting for a batch"))) + 1]
         assert start == sorted(start)

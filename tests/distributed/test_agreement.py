@@ -2,7 +2,8 @@
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,123 +29,60 @@ from evenpack.errors import RunError
 from evenpack.launch_environment import free_port
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comer:
-    """A rank that comes to the meeting, and its machine."""
-
-    rank: int
-    size: int
-    port: int
-    host: str
-    facts: dict[str, str]
-    patience_seconds: float
-
-    def be(self) -> None:
-        """Makes this process the rank."""
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "DS_ACCELERATOR": "cpu"}
-        os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": "0"}
-        socket.gethostname = lambda: self.host
+def become(rank: int, size: int, port: int, host: str) -> None:
+    """Makes this process a rank on a machine of this name."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
+    socket.gethostname = lambda: host
 
 
-def meet(answer: Connection, comer: Comer) -> None:
-    """Meets and agrees as a rank does."""
-    comer.be()
-    try:
-        meeting = Meeting("first", rank=comer.rank, size=comer.size, patience_seconds=comer.patience_seconds)
-        again = Meeting("second", rank=comer.rank, size=comer.size, patience_seconds=60.0)
-        require_agreement(again, comer.facts)
-        answer.send((None, [meeting.id, again.id]))
-    except Exception as error:
-        answer.send((str(error), []))
+def answers_of(target: Callable[..., None], *arguments: tuple[Any, ...]) -> list[Any]:
+    """Returns what each of several processes answers; those that wait for a word stay until all have answered."""
+    context, pipes, processes = fork_context(), [], []
+    for given in arguments:
+        pipes.append(context.Pipe())
+        processes.append(context.Process(target=target, args=(pipes[-1][1], *given)))
+        processes[-1].start()
+        pipes[-1][1].close()
+    answers = [here.recv() for here, _ in pipes]
+    for (here, _), process in zip(pipes, processes, strict=True):
+        with suppress(BrokenPipeError):
+            here.send(None)
+        process.join()
+    return answers
+
+
+def meet(answer: Connection, rank: int, size: int, port: int) -> None:
+    """Meets twice and agrees, as a rank does; answers with the ids."""
+    become(rank, size, port, host=f"node{rank}")
+    first, second = (Meeting(name, rank=rank, size=size, patience_seconds=60.0) for name in ("first", "second"))
+    require_agreement(second, {"torch": "2.13.0"})
+    answer.send([first.id, second.id])
     answer.recv()  # the store of rank 0 stays
 
 
-def start(answer: Connection, rank: int, port: int, run_file: Path, seed: int) -> None:
-    """Trains as one of two ranks, with a `seed` of its own."""
-    Comer(rank=rank, size=2, port=port, host=f"node{rank + 1}", facts={}, patience_seconds=60.0).be()
-    from evenpack.engine.train import train
-
-    try:
-        config = load_run_file(run_file, RunConfig, [f"run.seed={seed}"])
-        train(config, stop_requested=lambda: False)
-    except Exception as error:
-        answer.send((type(error).__name__, str(error), torch.distributed.is_initialized()))
-    answer.recv()
-
-
-def meet_all(
-    *facts: dict[str, str],
-    hosts: tuple[str, ...],
-    absent: int = 0,
-    patience_seconds: float = 60.0,
-) -> list[tuple[str | None, list[str]]]:
-    """Returns the error and the ids of each rank."""
-    context = fork_context()
-    port = free_port()
-    ends, processes = [], []
-    for rank, (own, host) in enumerate(zip(facts, hosts, strict=True)):
-        here, there = context.Pipe()
-        comer = Comer(
-            rank=rank,
-            size=len(facts) + absent,
-            port=port,
-            host=host,
-            facts=own,
-            patience_seconds=patience_seconds,
-        )
-        processes.append(context.Process(target=meet, args=(there, comer)))
-        processes[-1].start()
-        there.close()
-        ends.append(here)
-    results: list[Any] = [end.recv() for end in ends]
-    for end, process in zip(ends, processes, strict=True):
-        end.send(None)
-        process.join()
-    return results
-
-
 def test_ranks_that_agree_have_one_id_for_each_meeting() -> None:
-    same = {"torch": "2.13.0"}
-    results = meet_all(dict(same), dict(same), dict(same), hosts=("a", "a", "b"))
-    assert [error for error, _ in results] == [None] * 3
-    first, second = zip(*(ids for _, ids in results), strict=True)
+    port = free_port()
+    first, second = zip(*answers_of(meet, *((rank, 3, port) for rank in range(3))), strict=True)
     assert len(set(first)) == len(set(second)) == 1
     assert set(first) != set(second)
 
 
-def test_ranks_that_differ_all_get_an_error_that_names_the_machines() -> None:
-    facts = [{"device": "cuda"}, {"device": "cuda"}, {"device": "cpu"}]
-    results = meet_all(*facts, hosts=("node1", "node1", "node2"))
-    (message,) = {error for error, _ in results}
-    assert message is not None
-    assert "device: cuda on node1; cpu on node2" in message
-
-
-def test_a_rank_that_does_not_come_is_named() -> None:
-    results = meet_all({}, {}, hosts=("node1", "node1"), absent=1, patience_seconds=3.0)
-    error = results[0][0]
-    assert error is not None
-    assert "rank 0 on node1 has waited 3 s for the others to start; rank 2 has not come" in error
-
-
 def wait_in_vain(answer: Connection, rank: int, port: int, patience_seconds: float) -> None:
-    """Meets as one of three ranks, of which the third does not come, and ends."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    """Meets as one of three ranks, of which the last does not come, and ends."""
+    become(rank, 3, port, host="node")
     try:
         Meeting("start", rank=rank, size=3, patience_seconds=patience_seconds)
     except RunError as error:
         answer.send(str(error))
 
 
-def test_a_rank_that_loses_rank_0_in_the_meeting_says_so() -> None:
-    context, port = fork_context(), free_port()
-    pipes = [context.Pipe() for _ in range(2)]
-    for rank, (_, there) in enumerate(pipes):
-        context.Process(target=wait_in_vain, args=(there, rank, port, 3.0 if rank == 0 else 60.0)).start()
-        there.close()
-    messages = [here.recv() for here, _ in pipes]
-    assert "rank 2 has not come" in messages[0] or "2 have not come" in messages[0]
-    assert "has lost the store in which the ranks meet" in messages[1]
+def test_ranks_name_the_one_that_does_not_come_and_the_loss_of_rank_0() -> None:
+    port = free_port()
+    waiting, lost = answers_of(wait_in_vain, (0, port, 3.0), (1, port, 60.0))
+    assert "rank 0 on node has waited 3 s for the others to start; " in waiting
+    assert "rank 2 has not come" in waiting or "2 have not come" in waiting
+    assert "has lost the store in which the ranks meet" in lost
 
 
 def test_a_rank_that_comes_before_rank_0_waits_without_a_word_of_torch(
@@ -157,17 +95,21 @@ def test_a_rank_that_comes_before_rank_0_waits_without_a_word_of_torch(
     assert capfd.readouterr().err == ""
 
 
+def start(answer: Connection, rank: int, port: int, run_file: Path) -> None:
+    """Trains as one of two ranks, with a seed of its own."""
+    become(rank, 2, port, host=f"node{rank + 1}")
+    from evenpack.engine.train import train
+
+    try:
+        train(load_run_file(run_file, RunConfig, [f"run.seed={3 + rank}"]), stop_requested=lambda: False)
+    except Exception as error:
+        answer.send((type(error).__name__, str(error), torch.distributed.is_initialized()))
+    answer.recv()
+
+
 def test_ranks_with_other_run_files_are_refused_before_they_join(tmp_path: Path) -> None:
-    run_file = write_run_file(tmp_path / "run.yaml", run_values("gpt2", tmp_path))
-    context, port = fork_context(), free_port()
-    pipes = [context.Pipe() for _ in range(2)]
-    for rank, (_, there) in enumerate(pipes):
-        context.Process(target=start, args=(there, rank, port, run_file, 3 + rank)).start()
-        there.close()
-    results = [here.recv() for here, _ in pipes]
-    for here, _ in pipes:
-        here.send(None)
-    for kind, message, is_initialized in results:
+    run_file, port = write_run_file(tmp_path / "run.yaml", run_values("gpt2", tmp_path)), free_port()
+    for kind, message, is_initialized in answers_of(start, (0, port, run_file), (1, port, run_file)):
         assert (kind, is_initialized) == ("RunError", False)
         assert "run.seed: 3 on node1; 4 on node2\n" in message
 

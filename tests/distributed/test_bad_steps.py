@@ -1,13 +1,12 @@
 """Steps that are not finite: the run ends, or leaves them out as if the run file named them; and what is written."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from forked_ranks import run_ranks
-from tiny_training import changed, never, numbered_lines, prepare_run, records, saved_everything
+from tiny_training import are_equal, changed, checkpoints, never, numbered_lines, prepare_run, records, saved_everything
 
 from evenpack.engine import engine as engine_module
 from evenpack.engine.config import RunConfig
@@ -23,8 +22,6 @@ STEPS = 5
 BAD = 4
 STAGES = (0, 1, 3)
 """ZeRO 2 checks the norm by the same code as 1, and has no norms of single ranks, as 3."""
-STAGES_OF_THE_REST = (1,)
-"""Whatever the stage, the run's end and its report are those of a step that is left out."""
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +30,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunConf
     folder = tmp_path_factory.mktemp("bad_steps")
     texts = {"lines": numbered_lines()}
     config = prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=1, keep_checkpoints=STEPS)
-    runs = {}
-    for stage in STAGES:
-        for name, training in {
-            "named": {"skip_steps": [BAD]},
-            "left_out": {"on_nan": "skip"},
-            "stopped": {},
-            "in_a_row": {"on_nan": "skip"},
-            "interrupted": {"on_nan": "skip"},
-            "spike": {"report_spikes_above": 10.0},
-        }.items():
-            if stage not in STAGES_OF_THE_REST and name not in ("named", "left_out"):
-                continue
-            runs[f"{name}_{stage}"] = changed(
-                config,
-                run={"output_dir": folder / f"{name}_{stage}"},
-                optimizer={"learning_rate": 3e-3},
-                deepspeed={"zero_stage": stage},
-                training=training,
-            )
+    trainings = {f"named_{stage}": (stage, {"skip_steps": [BAD]}) for stage in STAGES}
+    trainings |= {f"left_out_{stage}": (stage, {"on_nan": "skip"}) for stage in STAGES}
+    trainings |= {"stopped": (1, {}), "spike": (1, {"report_spikes_above": 10.0})}
+    trainings |= dict.fromkeys(("in_a_row", "interrupted"), (1, {"on_nan": "skip"}))
+    runs = {
+        name: changed(
+            config,
+            run={"output_dir": folder / name},
+            optimizer={"learning_rate": 3e-3},
+            deepspeed={"zero_stage": stage},
+            training=training,
+        )
+        for name, (stage, training) in trainings.items()
+    }
     errors = run_ranks(train_all, 2, runs)
     assert errors[0] == errors[1]
     return runs, errors[0]
@@ -61,11 +53,11 @@ def train_all(world: World, runs: dict[str, RunConfig]) -> dict[str, str]:
     errors = {}
     whole = TrainingEngine.compute_gradients
     for name, config in runs.items():
-        bad = {"named": (), "in_a_row": (2, 3, 4), "interrupted": (1, 2, 4, 5)}.get(name[:-2], (BAD,))
+        bad = {"in_a_row": (2, 3, 4), "interrupted": (1, 2, 4, 5)}.get(name, () if name.startswith("named") else (BAD,))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(bad_steps, "_FEWEST_STEPS", 2)
             patch.setattr(bad_steps, "_MOST_IN_A_ROW", 2)
-            factor = 1e4 if name.startswith("spike") else torch.nan
+            factor = 1e4 if name == "spike" else torch.nan
             patch.setattr(TrainingEngine, "compute_gradients", spoiled(whole, bad, factor))
             try:
                 train_in(world, config, stop_requested=never)
@@ -102,10 +94,9 @@ def test_a_step_that_is_left_out_is_one_that_the_run_file_skips(
     named, left_out = runs[f"named_{stage}"], runs[f"left_out_{stage}"]
     assert f"left_out_{stage}" not in errors
     for step in (BAD, STEPS):
-        one, other = saved_everything(named, step), saved_everything(left_out, step)
-        assert one.keys() == other.keys()
-        assert len(one) > 10
-        assert all(torch.equal(mine, other[place]) for place, mine in one.items())
+        found = saved_everything(left_out, step)
+        assert len(found) > 10
+        assert are_equal(found, saved_everything(named, step))
     for mine, its in zip(records(named), records(left_out), strict=True):
         if its["step"] == BAD:
             assert {find_metric(path).name for path, _ in values_of(its)} >= {"skipped/not_finite", "skipped/packs"}
@@ -136,45 +127,32 @@ def test_the_report_has_each_ranks_norm_and_the_documents(
     assert all(part["tokens"] > 0 for one in placed for part in one["parts"])
 
 
-@pytest.mark.parametrize("stage", STAGES_OF_THE_REST)
-def test_a_run_ends_at_such_a_step_unless_told_otherwise(
-    trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int
-) -> None:
+def test_a_run_ends_at_such_a_step_unless_told_otherwise(trained: tuple[dict[str, RunConfig], dict[str, str]]) -> None:
     runs, errors = trained
-    message = errors[f"stopped_{stage}"]
+    message, output_dir = errors["stopped"], runs["stopped"].run.output_dir
     assert message.startswith(f"step {BAD}: loss nan, gradient norm ")
     assert "; not finite on rank 1 on " in message
-    assert "leave it out by training.skip_steps, or all such steps by training.on_nan=skip" in message
-    assert [one["step"] for one in records(runs[f"stopped_{stage}"])] == [1, 2, 3]
-    assert not report(runs[f"stopped_{stage}"])["goes_on"]
+    assert [one["step"] for one in records(runs["stopped"])] == [1, 2, 3]
+    assert not report(runs["stopped"])["goes_on"]
+    assert checkpoints(output_dir)[-1] == "step_000003"
+    assert not (output_dir / "summary.json").exists()
 
 
-@pytest.mark.parametrize("stage", STAGES_OF_THE_REST)
-def test_too_many_in_a_row_end_the_run(trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int) -> None:
-    runs, errors = trained
-    message = errors[f"in_a_row_{stage}"]
-    assert message.startswith("step 4: loss nan")
-    assert "3 steps in a row are not finite: the weights" in message
-    assert [report(runs[f"in_a_row_{stage}"], step)["goes_on"] for step in (2, 3, 4)] == [True, True, False]
-
-
-@pytest.mark.parametrize("stage", STAGES_OF_THE_REST)
-def test_a_step_that_is_finite_begins_the_count_again(
-    trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int
+def test_too_many_in_a_row_end_the_run_and_a_finite_one_begins_the_count_again(
+    trained: tuple[dict[str, RunConfig], dict[str, str]],
 ) -> None:
     runs, errors = trained
-    assert f"interrupted_{stage}" not in errors
-    assert [one["step"] for one in records(runs[f"interrupted_{stage}"])] == [1, 2, 3, 4, 5]
-    assert all(report(runs[f"interrupted_{stage}"], step)["goes_on"] for step in (1, 2, 4, 5))
+    assert errors["in_a_row"].startswith("step 4: loss nan")
+    assert "3 steps in a row are not finite: the weights" in errors["in_a_row"]
+    assert [report(runs["in_a_row"], step)["goes_on"] for step in (2, 3, 4)] == [True, True, False]
+    assert "interrupted" not in errors
+    assert [one["step"] for one in records(runs["interrupted"])] == [1, 2, 3, 4, 5]
+    assert all(report(runs["interrupted"], step)["goes_on"] for step in (1, 2, 4, 5))
 
 
-@pytest.mark.parametrize("stage", STAGES_OF_THE_REST)
-def test_a_spike_is_reported_and_trained_on(trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int) -> None:
-    runs, _ = trained
-    config = runs[f"spike_{stage}"]
-    assert [path.name for path in sorted((Path(config.run.output_dir) / "bad_steps").iterdir())] == [
-        f"step_{BAD:06d}.json"
-    ]
+def test_a_spike_is_reported_and_trained_on(trained: tuple[dict[str, RunConfig], dict[str, str]]) -> None:
+    config = trained[0]["spike"]
+    assert [path.name for path in (config.run.output_dir / "bad_steps").iterdir()] == [f"step_{BAD:06d}.json"]
     found = report(config)
     assert found["reason"] == "spike"
     assert found["gradient_norm"] > 10 * found["median_gradient_norm"] > 0

@@ -2,17 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from typing import Any
 
 import pytest
 from forked_ranks import run_ranks
-from slow_cases import slow_but
-from tiny_training import changed, never, prepare_run
+from tiny_training import changed, never, prepare_run, records
 
 from evenpack.engine.build import find_start
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
@@ -54,45 +51,42 @@ def draw_and_train(world: World, config: RunConfig) -> tuple[int, list[Drawn]]:
     return epoch, drawn
 
 
-@cache
-def outcome(
-    config_json: str, folder: Path, ranks: int
-) -> tuple[list[tuple[int, list[Drawn]]], list[dict[str, object]]]:
-    """Returns the packs that the ranks drew, and the run's metrics; each number of ranks is run once."""
-    config = changed(
-        RunConfig.model_validate_json(config_json),
-        run={"output_dir": folder / f"ranks_{ranks}"},
-        training={"packs_per_micro_batch": 1},
-    )
-    return run_ranks(draw_and_train, ranks, config), read_metrics(config.run.output_dir / "metrics.jsonl")
+Outcome = tuple[list[tuple[int, list[Drawn]]], list[dict[str, Any]]]
 
 
-@pytest.mark.parametrize("ranks", slow_but([4], [1, 2, 4]))
-def test_every_rank_gets_the_same_number_of_packs_in_every_step(config: RunConfig, ranks: int):
-    drawn, records = outcome(config.model_dump_json(), config.prepared_dir.parent, ranks)
+def outcome(config: RunConfig, ranks: int) -> Outcome:
+    """Returns the packs that the ranks drew, and the run's metrics."""
+    folder = config.prepared_dir.parent / f"ranks_{ranks}"
+    run = changed(config, run={"output_dir": folder}, training={"packs_per_micro_batch": 1})
+    return run_ranks(draw_and_train, ranks, run), records(run)
+
+
+@pytest.fixture(scope="module")
+def together(config: RunConfig) -> Outcome:
+    return outcome(config, 4)
+
+
+def test_every_rank_gets_the_same_number_of_packs_in_every_step(config: RunConfig, together: Outcome):
+    drawn, found = together
     assert drawn[0][0] == len(FEW) < 4, "an epoch must hold fewer packs than there are ranks"
-    assert len(records) == config.training.steps
+    assert len(found) == config.training.steps
     for _, steps in drawn:
-        assert [step.packs_of_micro_batches for step in steps] == [(1,) * (8 // ranks)] * config.training.steps
+        assert [step.packs_of_micro_batches for step in steps] == [(1, 1)] * config.training.steps
 
 
-@pytest.mark.parametrize("ranks", slow_but([4], [1, 2, 4]))
-def test_epochs_follow_one_another_and_nothing_repeats_or_is_left_out(config: RunConfig, ranks: int):
-    drawn, _ = outcome(config.model_dump_json(), config.prepared_dir.parent, ranks)
+def test_epochs_follow_one_another_and_nothing_repeats_or_is_left_out(config: RunConfig, together: Outcome):
     seen: Counter[int] = Counter()
     for step in range(config.training.steps):
-        seen.update(number for _, steps in drawn for number in steps[step].few)
+        seen.update(number for _, steps in together[0] for number in steps[step].few)
         # Half of each step's eight packs come from `few`, so that steps cross the ends of its epochs of three.
         assert sum(seen.values()) == 4 * (step + 1)
         assert max(seen.values()) - min(seen[number] for number in range(len(FEW))) <= 1
 
 
-@pytest.mark.parametrize("ranks", slow_but([4], [2, 4]))
-def test_order_and_loss_are_those_of_one_rank(config: RunConfig, ranks: int):
-    _, alone = outcome(config.model_dump_json(), config.prepared_dir.parent, 1)
-    _, together = outcome(config.model_dump_json(), config.prepared_dir.parent, ranks)
+def test_order_and_loss_are_those_of_one_rank(config: RunConfig, together: Outcome):
+    alone = outcome(config, 1)[1]
     for name in ("order_hash", "tokens", "targets", "sequences", "source_tokens"):
-        assert [record[name] for record in together] == [record[name] for record in alone], name
+        assert [record[name] for record in together[1]] == [record[name] for record in alone], name
     assert len({record["order_hash"] for record in alone}) == len(alone), "steps differ"
     for name in ("loss", "gradient_norm"):
-        assert [record[name] for record in together] == pytest.approx([record[name] for record in alone], rel=1e-5)
+        assert [record[name] for record in together[1]] == pytest.approx([record[name] for record in alone], rel=1e-5)

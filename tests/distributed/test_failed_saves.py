@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 from forked_ranks import run_ranks
-from slow_cases import slow_but
-from tiny_training import changed, logged, never, numbered_lines, prepare_run
+from tiny_training import beside, changed, checkpoints, logged, never, numbered_lines, prepare_run, records
 
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
@@ -48,43 +46,52 @@ def train_on_a_full_disk(world: World, config: RunConfig, full_at: int, writer: 
     return error, [message for message in said if "has no checkpoint" in message]
 
 
-def checkpoints(config: RunConfig) -> list[str]:
-    return sorted(path.name for path in (config.run.output_dir / "checkpoints").iterdir())
+def train_each(world: World, runs: dict[str, tuple[RunConfig, int, int]]) -> dict[str, tuple[str | None, list[str]]]:
+    return {name: train_on_a_full_disk(world, *given) for name, given in runs.items()}
 
 
-@pytest.mark.parametrize(
-    ("stage", "writer", "in_background"),
-    slow_but([0], [(0, 0, True), (1, 1, True), (1, 1, False)]),
-)
-def test_a_save_that_fails_on_one_rank_leaves_the_run_going(
-    config: RunConfig, tmp_path: Path, stage: int, writer: int, in_background: bool
-) -> None:
-    training = {"checkpoint_in_background": in_background}
-    run = changed(config, run={"output_dir": tmp_path}, training=training, deepspeed={"zero_stage": stage})
-    results = run_ranks(train_on_a_full_disk, 2, run, 2, writer)
+Ended = tuple[dict[str, RunConfig], list[dict[str, tuple[str | None, list[str]]]]]
+
+
+@pytest.fixture(scope="module")
+def ended(config: RunConfig) -> Ended:
+    """Returns the runs by name, and the error and rank 0's warnings of each on each rank."""
+    cases = {"background": (0, 2, True), "foreground": (1, 2, False), "last": (1, STEPS, True)}
+    runs = {
+        name: beside(
+            config,
+            name,
+            training={"checkpoint_in_background": in_background},
+            deepspeed={"zero_stage": stage},
+        )
+        for name, (stage, _, in_background) in cases.items()
+    }
+    full = {name: (runs[name], full_at, writer) for name, (writer, full_at, _) in cases.items()}
+    return runs, run_ranks(train_each, 2, full)
+
+
+@pytest.mark.parametrize(("name", "writer"), [("background", 0), ("foreground", 1)])
+def test_a_save_that_fails_on_one_rank_leaves_the_run_going(ended: Ended, name: str, writer: int) -> None:
+    run, results = ended[0][name], [of_rank[name] for of_rank in ended[1]]
     assert [error for error, _ in results] == [None, None]
     (warning,) = results[0][1]
     assert warning.startswith("step 2 has no checkpoint, and the run goes on without it: ")
     assert f"rank {writer} on " in warning
     assert "No space left on device" in warning
     assert results[1][1] == []
-    assert checkpoints(run) == ["latest", "step_000001", "step_000003", "step_000004"]
-    records = read_metrics(tmp_path / "metrics.jsonl")
-    assert [record["step"] for record in records] == [1, 2, 3, 4]
-    (failed,) = (record["checkpoint"] for record in records if "failed" in record.get("checkpoint", {}))
+    assert checkpoints(run.run.output_dir) == ["latest", "step_000001", "step_000003", "step_000004"]
+    assert [record["step"] for record in records(run)] == [1, 2, 3, 4]
+    (failed,) = (record["checkpoint"] for record in records(run) if "failed" in record.get("checkpoint", {}))
     assert (failed["step"], failed["failed"]) == (2, 1)
     assert failed.keys() == {"step", "pause_seconds", "failed"}
 
 
-@pytest.mark.parametrize(("stage", "writer"), slow_but([1], [(0, 0), (1, 1)]))
-def test_the_last_save_must_succeed(config: RunConfig, tmp_path: Path, stage: int, writer: int) -> None:
-    run = changed(config, run={"output_dir": tmp_path}, deepspeed={"zero_stage": stage})
-    results = run_ranks(train_on_a_full_disk, 2, run, STEPS, writer)
-    (first, _), (second, _) = results
+def test_the_last_save_must_succeed(ended: Ended) -> None:
+    (first, _), (second, _) = (of_rank["last"] for of_rank in ended[1])
     assert first == second
     assert first is not None
     assert "No space left on device" in first
-    assert checkpoints(run) == ["latest", "step_000001", "step_000002", "step_000003"]
+    assert checkpoints(ended[0]["last"].run.output_dir) == ["latest", "step_000001", "step_000002", "step_000003"]
 
 
 def train_without_latest(world: World, config: RunConfig) -> None:
@@ -102,4 +109,4 @@ def train_without_latest(world: World, config: RunConfig) -> None:
 def test_a_complete_checkpoint_counts_without_the_file_that_names_it(config: RunConfig, tmp_path: Path) -> None:
     run = changed(config, run={"output_dir": tmp_path}, training={"keep_checkpoints": 1})
     run_ranks(train_without_latest, 1, run)
-    assert checkpoints(run) == [f"step_{STEPS:06d}"]
+    assert checkpoints(run.run.output_dir) == [f"step_{STEPS:06d}"]

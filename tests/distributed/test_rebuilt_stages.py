@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from forked_ranks import RanksFailed, run_ranks
 from run_files import prepared, run_config, run_values, text_sources
-from tiny_training import changed, never, numbered_lines, records, refusal, saved_everything
+from slow_cases import slow_but
+from tiny_training import are_equal, beside, changed, exact, never, numbered_lines, records, refusal, saved_everything
 
 from evenpack.engine import train
 from evenpack.engine.config import RunConfig
@@ -32,20 +32,8 @@ STAGES: list[dict[str, Any]] = [
     {"step": 6, "model.rotary_base": 50_000.0},
 ]
 """Packs and sequences twice as long from the border after step 3 on, and other rotary positions after step 5."""
-EXACT = (
-    "step",
-    "loss",
-    "learning_rate",
-    "gradient_norm",
-    "tokens",
-    "samples",
-    "source_tokens",
-    "order_hash",
-    "left_out",
-)
 KILLS = ("step 3", "border 1", "step 4", "step 5", "border 2", "step 6")
 """One step before, at and after each border, where the kill comes between the save and what is built next."""
-QUICK_KILLS = ("border 1",)
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +52,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         optimizer={"epsilon": 1e-3},
     )
     return prepared(run_config({**values, "stages": STAGES}))
-
-
-def named(config: RunConfig, name: str, **sections: Any) -> RunConfig:
-    return changed(config, run={"output_dir": config.run.output_dir.with_name(name)}, **sections)
 
 
 def go_on(world: World, config: RunConfig) -> None:
@@ -98,35 +82,26 @@ def killed(config: RunConfig, ranks: int, place: str) -> None:
         run_ranks(train_until_killed, ranks, config, place)
 
 
-@pytest.fixture(scope="module", params=[2, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 4))])
-def whole(config: RunConfig, request: pytest.FixtureRequest) -> tuple[RunConfig, int]:
-    ranks: int = request.param
-    run = named(config, f"whole_{ranks}")
-    run_ranks(go_on, ranks, run)
-    return run, ranks
+@pytest.fixture(scope="module")
+def whole(config: RunConfig) -> RunConfig:
+    run = beside(config, "whole")
+    run_ranks(go_on, 2, run)
+    return run
 
 
-@pytest.mark.parametrize(
-    "place", [one if one in QUICK_KILLS else pytest.param(one, marks=pytest.mark.slow) for one in KILLS]
-)
-def test_a_run_killed_around_a_border_is_the_one_that_was_not(whole: tuple[RunConfig, int], place: str):
-    expected, ranks = whole
-    run = named(expected, f"killed_{ranks}_{place.replace(' ', '_')}")
-    killed(run, ranks, place)
+@pytest.mark.parametrize("place", slow_but(["border 1"], KILLS))
+def test_a_run_killed_around_a_border_is_the_one_that_was_not(whole: RunConfig, place: str):
+    run = beside(whole, f"killed_{place.replace(' ', '_')}")
+    killed(run, 2, place)
     done = records(run)[-1]["step"] if (run.run.output_dir / "metrics.jsonl").exists() else 0
     assert done == {"step 3": 2, "border 1": 3, "step 4": 3, "step 5": 4, "border 2": 5, "step 6": 5}[place]
-    run_ranks(go_on, ranks, run)
-    assert [[one.get(name) for name in EXACT] for one in records(run)] == [
-        [one.get(name) for name in EXACT] for one in records(expected)
-    ]
-    last, again = (saved_everything(one, STEPS) for one in (expected, run))
-    assert again.keys() == last.keys()
-    assert all(torch.equal(tensor, again[name]) for name, tensor in last.items())
+    run_ranks(go_on, 2, run)
+    assert exact(run) == exact(whole)
+    assert are_equal(saved_everything(run, STEPS), saved_everything(whole, STEPS))
 
 
-def test_what_the_ranks_trained_on_is_what_where_returns(whole: tuple[RunConfig, int]):
-    run, _ = whole
-    where, resolved = open_where(run), open_run(run)
+def test_what_the_ranks_trained_on_is_what_where_returns(whole: RunConfig):
+    run, where, resolved = whole, open_where(whole), open_run(whole)
     seen: dict[str, Counter[tuple[int, int, int]]] = {"lines": Counter(), "words": Counter()}
     for record in records(run):
         content = where.step(record["step"])
@@ -151,9 +126,10 @@ def test_what_the_ranks_trained_on_is_what_where_returns(whole: tuple[RunConfig,
     assert goes_on == [[True, True], [True, False], [True, False]], "that of words ends in step 5"
 
 
+@pytest.mark.slow
 def test_other_ranks_go_on_over_a_border(config: RunConfig):
     undropped = changed(config, model={"dropout": 0.0})
-    expected, run = named(undropped, "one"), named(undropped, "two")
+    expected, run = beside(undropped, "one"), beside(undropped, "two")
     run_ranks(go_on, 1, expected)
     killed(run, 1, "border 1")
     run_ranks(go_on, 2, changed(run, deepspeed={"zero_stage": 2}))
@@ -162,9 +138,8 @@ def test_other_ranks_go_on_over_a_border(config: RunConfig):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
-def test_what_has_begun_stays_and_what_comes_may_change(whole: tuple[RunConfig, int]):
-    run, ranks = whole
-    run_ranks(go_on_otherwise, 1, named(run, f"changed_{ranks}"))
+def test_what_has_begun_stays_and_what_comes_may_change(config: RunConfig):
+    run_ranks(go_on_otherwise, 1, beside(config, "changed"))
 
 
 def go_on_otherwise(world: World, config: RunConfig) -> None:

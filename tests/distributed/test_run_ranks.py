@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -48,11 +50,6 @@ def leave_traces(world: World) -> tuple[int, str | None, str | None, int]:
     return os.getpid(), before, os.environ.get("OF_THE_CALLER"), torch.get_num_threads()
 
 
-def test_types_and_shapes_are_checked_in_ranks_too() -> None:
-    with pytest.raises(RanksFailed, match=r"(?s)rank 0: Traceback.*all_sum\(\) parameter vector=.*violates type hint"):
-        run_ranks(sum_the_wrong_type, 1)
-
-
 def test_ranks_talk_to_each_other_and_results_come_back_in_order() -> None:
     assert run_ranks(speak, 2, "rank") == [
         ("rank 0", [0, 1], "from 0", 3.0),
@@ -67,24 +64,19 @@ def test_each_call_has_new_processes_with_the_environment_of_the_caller(monkeypa
     assert len({process for process, *_ in found} | {os.getpid()}) == 4
 
 
-def test_a_rank_that_raises_is_reported_with_its_traceback() -> None:
-    with pytest.raises(RanksFailed, match=r"(?s)rank 1: Traceback.*ValueError: the reason"):
-        run_ranks(raise_on_rank_1, 2)
-
-
-def test_a_rank_that_is_killed_is_reported() -> None:
-    with pytest.raises(RanksFailed, match="rank 1: exited without an error message"):
-        run_ranks(die_on_rank_1, 2)
-
-
-def test_ranks_that_hang_are_killed_at_the_time_limit() -> None:
-    with pytest.raises(RanksFailed, match="rank 0: no answer within the time limit"):
-        run_ranks(sleep_for_ever, 1, timeout_seconds=1.0)
-
-
-def test_a_result_that_cannot_be_sent_is_reported() -> None:
-    with pytest.raises(RanksFailed, match=r"(?s)rank 0: Traceback.*pickle"):
-        run_ranks(return_what_cannot_be_pickled, 1)
+@pytest.mark.parametrize(
+    ("function", "ranks", "message"),
+    [
+        (raise_on_rank_1, 2, r"(?s)rank 1: Traceback.*ValueError: the reason"),
+        (die_on_rank_1, 2, "rank 1: exited without an error message"),
+        (sleep_for_ever, 1, "rank 0: no answer within the time limit"),
+        (return_what_cannot_be_pickled, 1, r"(?s)rank 0: Traceback.*pickle"),
+        (sum_the_wrong_type, 1, r"(?s)rank 0: Traceback.*all_sum\(\) parameter vector=.*violates type hint"),
+    ],
+)
+def test_a_rank_that_fails_is_reported_with_the_cause(function: Callable[..., Any], ranks: int, message: str) -> None:
+    with pytest.raises(RanksFailed, match=message):
+        run_ranks(function, ranks, timeout_seconds=1.0 if function is sleep_for_ever else 600.0)
 
 
 def test_modules_to_begin_with_are_refused_once_ranks_were_started() -> None:

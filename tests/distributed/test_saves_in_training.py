@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from forked_ranks import run_ranks
 from noted_moves import noted_moves
-from tiny_training import changed, logged, never, numbered_lines, prepare_run, stop_after
+from tiny_training import changed, checkpoints, logged, never, numbered_lines, prepare_run, stop_after
 
-from evenpack.engine.activity import ACTIVITIES, doing
+from evenpack.engine.activity import ACTIVITIES
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
@@ -25,8 +25,8 @@ STEPS, EVERY = 7, 2
 
 
 @contextmanager
-def held_writes(on_wait: Callable[[], None]) -> Iterator[None]:
-    """Holds every write in the background until the run waits for it; `on_wait` is called then."""
+def held_writes() -> Iterator[None]:
+    """Holds every write in the background until the run waits for it."""
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
     waited_for = threading.Event()
@@ -40,7 +40,6 @@ def held_writes(on_wait: Callable[[], None]) -> Iterator[None]:
     def releasing(wait: Callable[..., None]) -> Callable[..., None]:
         def release(self: BackgroundWriter, *arguments: Any, **options: Any) -> None:
             if not self._is_over:
-                on_wait()
                 waited_for.set()
             wait(self, *arguments, **options)
 
@@ -80,16 +79,14 @@ def train_while_writes_are_held(world: World, config: RunConfig) -> dict[str, An
     def run_in(name: str, **training: Any) -> RunConfig:
         return changed(config, run={"output_dir": config.run.output_dir / name}, training=training)
 
-    waits: list[str] = []
-    with held_writes(lambda: waits.append(doing.activity)), logged("evenpack.engine.parts.saves") as said:
+    with held_writes(), logged("evenpack.engine.parts.saves") as said:
         with noted_moves() as told:
             train_in(world, run_in("whole"), stop_requested=never)
-        during_waits = waits.copy()
         train_in(world, run_in("stopped"), stop_requested=stop_after(3))
         with pytest.raises(RunError, match="this step ends the run"):
             train_in(world, run_in("failed"), stop_requested=at_step(3, fail))
     train_in(world, run_in("foreground", checkpoint_in_background=False), stop_requested=never)
-    return {"warnings": said, "during waits": during_waits, "told": [activity for activity, _ in told]}
+    return {"warnings": said, "told": [activity for activity, _ in told]}
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +99,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
 
 
 Runs = tuple[Path, list[dict[str, Any]]]
-
-
-def checkpoints(output_dir: Path) -> list[str]:
-    return sorted(path.name for path in (output_dir / "checkpoints").iterdir())
 
 
 def saves(output_dir: Path) -> dict[int, dict[str, Any]]:
@@ -128,10 +121,6 @@ def test_a_wait_for_the_save_before_is_a_warning_on_rank_0_once(runs: Runs):
     assert first.startswith("the checkpoint of step 2 is still being written when that of step 4 is due")
     assert "training.checkpoint_every_steps (2)" in first
     assert others == rest == []
-
-
-def test_who_watches_the_run_is_told_that_it_waits_for_a_checkpoint(runs: Runs):
-    assert [result["during waits"] for result in runs[1]] == [["saving a checkpoint"] * 3] * 2
 
 
 def test_a_rank_whose_own_part_is_on_disk_is_not_the_one_that_holds_up_a_save(runs: Runs):

@@ -1,4 +1,4 @@
-"""Errors of the system at each kind of file that a run reads and writes: they name the file and the cause."""
+"""Errors of the system at each kind of file that a run reads and writes, and of memory: they name cause and remedy."""
 
 import errno
 import io
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from forked_ranks import run_ranks
 from tiny_training import changed, never, numbered_lines, prepare_run
 
 from evenpack.engine.config import RunConfig
+from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
-from evenpack.errors import EvenpackError
+from evenpack.errors import EvenpackError, RunError
 
 PLACES: dict[str, tuple[Any, str, str, int]] = {
     "the proof of a shared directory": (io, "open", ".seen_by_all", errno.EACCES),
@@ -61,7 +63,16 @@ def train_with_errors(world: World, config: RunConfig) -> dict[str, str]:
                 ends[what] = str(error)
             except Exception as error:  # it would be a traceback
                 ends[what] = repr(error)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingEngine, "train_step", without_memory)
+        with pytest.raises(RunError) as caught:
+            train_in(world, changed(config, run={"output_dir": config.run.output_dir / "memory"}), stop_requested=never)
+        ends["memory"] = str(caught.value)
     return ends
+
+
+def without_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore about the allocator")
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +93,10 @@ def test_an_error_of_the_system_names_the_file_and_the_cause(ends: dict[str, str
 
 def test_a_run_whose_summary_alone_is_missing_says_so(ends: dict[str, str]) -> None:
     assert "the last checkpoint of this run is complete, and only its summary is missing" in ends["the summary"]
+
+
+def test_a_run_without_memory_ends_with_what_to_change(ends: dict[str, str]) -> None:
+    first, remedy = ends["memory"].splitlines()
+    assert first.endswith("has too little memory for this step: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert "training.packs_per_micro_batch" in remedy
+    assert "model.activation_checkpointing=true" in remedy

@@ -1,15 +1,12 @@
-"""Metrics of runs: reductions, every key documented and no other, and a tracker that fails."""
+"""Metrics of runs: every key documented and no other, and a tracker that fails."""
 
 import csv
 import importlib.util
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from forked_ranks import run_ranks
 from pair_sources import pair_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,12 +15,8 @@ from tiny_training import MAX_SEQUENCE_LENGTH, changed, logged, never, numbered_
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
 from evenpack.engine.parts import metrics_writer, trackers
-from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.reporting.definitions import _GATHERED_SPLIT, _SPLIT, DEFINITIONS, find_metric, scalars, values_of
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.reporting.rank_waits import Arrival
-from evenpack.engine.reporting.run_record import read_run_record
-from evenpack.engine.reporting.step_totals import RankValue, reduce_over_ranks
 from evenpack.engine.train import train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
@@ -126,41 +119,3 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_run_and_the_others_conti
     for name in told[0]:
         expected = [(one["step"], values[name]) for one, values in zip(records, told, strict=True) if name in values]
         assert [(event.step, pytest.approx(event.value)) for event in events.Scalars(name)] == expected
-
-
-@dataclass(frozen=True, kw_only=True)
-class Added:
-    """Values of a rank that are added."""
-
-    tokens: tuple[int, ...]
-    correct: Mapping[str, RankValue]
-    seconds: float
-
-
-def reduced(world: World) -> tuple[Any, Any]:
-    """Reduces values that differ by rank."""
-    waits = Arrival(planned=2.0 * world.rank, expected=1.0, compute=0.0, arrival=1.0 - world.rank)
-    cut = Added(tokens=(10 + world.rank, 7), correct={"one": torch.tensor(3)}, seconds=float(world.rank))
-    return reduce_over_ranks(world, cut, waits)
-
-
-def test_sums_and_maxima_are_over_all_ranks() -> None:
-    expected = (
-        Added(tokens=(21, 14), correct={"one": 6}, seconds=1.0),
-        Arrival(planned=2.0, expected=1.0, compute=0.0, arrival=1.0),
-    )
-    assert run_ranks(reduced, 2) == [expected, expected]
-
-
-def test_a_run_says_where_each_start_of_it_ran(trained: tuple[Path, list[str]]) -> None:
-    folder, _ = trained
-    tracked, padded = (read_run_record(folder / name) for name in ("tracked", "padded"))
-    assert tracked is not None
-    assert padded is not None
-    assert [(start.steps_done, start.ranks) for start in tracked.starts] == [(0, 2), (1, 2)]
-    assert tracked.starts[0].device.startswith("CPU (")
-    assert tracked.starts[0].commit == commit_of_source()
-    assert tracked.config["training"]["stop_after_steps"] is None, "as the newest start has it"
-    assert tracked.data.sources == ("lines",)
-    assert tracked.data.fingerprint != padded.data.fingerprint
-    assert tracked.data.pack_length == MAX_SEQUENCE_LENGTH

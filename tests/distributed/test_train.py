@@ -1,4 +1,4 @@
-"""The training loop on several ranks: they stop together, agree on their data, and end on a loss that is not finite."""
+"""The training loop on several ranks: they stop together, agree on their data, and record the whole step."""
 
 import json
 import math
@@ -15,7 +15,17 @@ import pytest
 import torch
 from forked_ranks import run_ranks
 from slow_cases import slow_but
-from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, numbered_lines, prepare_run, records, stop_after
+from tiny_training import (
+    MAX_SEQUENCE_LENGTH,
+    beside,
+    changed,
+    checkpoints,
+    exact,
+    never,
+    numbered_lines,
+    prepare_run,
+    stop_after,
+)
 from windowed_models import layers_with_windows, with_windows
 
 from evenpack.data.prepare.prepare import prepare
@@ -28,26 +38,15 @@ from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World, require_shared_directory
-from evenpack.errors import CheckpointError, RunError
-from evenpack.files import read_json_object
+from evenpack.errors import RunError
 from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.models.cost import Work, step_flops
 from evenpack.visible_pairs import total_pairs_within
-
-EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return prepare_run(tmp_path_factory.mktemp("train"), {"lines": numbered_lines()})
-
-
-def exact(config: RunConfig) -> list[list[object]]:
-    return [[record.get(name) for name in EXACT] for record in records(config)]
-
-
-def checkpoints(config: RunConfig) -> list[str]:
-    return sorted(path.name for path in (config.run.output_dir / "checkpoints").glob("step_*"))
 
 
 @contextmanager
@@ -91,14 +90,8 @@ def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> lis
 
 @pytest.mark.parametrize("stage", slow_but([3], range(4)))
 def test_one_rank_that_is_asked_stops_all_and_the_run_resumes_bit_for_bit(config: RunConfig, stage: int):
-    folder = config.prepared_dir.parent
     straight, stopped = (
-        changed(
-            config,
-            run={"output_dir": folder / f"{name}_{stage}"},
-            model={"dropout": 0.1},
-            deepspeed={"zero_stage": stage},
-        )
+        beside(config, f"{name}_{stage}", model={"dropout": 0.1}, deepspeed={"zero_stage": stage})
         for name in ("straight", "stopped")
     )
     for outcomes in run_ranks(stop_and_go_on, 2, straight, stopped):
@@ -110,52 +103,8 @@ def test_one_rank_that_is_asked_stops_all_and_the_run_resumes_bit_for_bit(config
         ]
     assert exact(stopped) == exact(straight)
     assert [record[0] for record in exact(straight)] == [1, 2, 3, 4, 5, 6]
-    assert checkpoints(stopped) == ["step_000003", "step_000006"]
+    assert checkpoints(stopped.run.output_dir) == ["latest", "step_000003", "step_000006"]
     assert json.loads((stopped.run.output_dir / "summary.json").read_text())["state"] == "finished"
-
-
-def other_seed(world: World, config: RunConfig) -> None:
-    train_in(world, changed(config, training={"stop_after_steps": 1}), stop_requested=never)
-    with pytest.raises(CheckpointError, match="fingerprint"):
-        train_in(world, changed(config, run={"seed": 4}), stop_requested=never)
-
-
-def test_a_run_does_not_resume_over_another_order(config: RunConfig, tmp_path: Path):
-    config = changed(config, run={"output_dir": tmp_path})
-    run_ranks(other_seed, 1, config)
-    assert [record[0] for record in exact(config)] == [1], "metrics are not cut back"
-
-
-def explode(world: World, config: RunConfig) -> str:
-    with pytest.raises(RunError) as caught:
-        train_in(world, config, stop_requested=never)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("stage", slow_but([1], [0, 1]))
-def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_and_saves_nothing(
-    config: RunConfig, tmp_path: Path, stage: int
-):
-    config = changed(
-        config,
-        run={"output_dir": tmp_path},
-        deepspeed={"zero_stage": stage},
-        optimizer={"learning_rate": 1e30},
-        training={"checkpoint_every_steps": 1},
-    )
-    messages = run_ranks(explode, 2, config)
-    assert messages[0] == messages[1]
-    step = len(exact(config)) + 1
-    assert messages[0].startswith(f"step {step}: loss ")
-    assert "not finite on any rank. What was in the step: " in messages[0]
-    report = read_json_object(tmp_path / "bad_steps" / f"step_{step:06d}.json")
-    assert report is not None
-    assert [[len(one["sequence_ids"]) > 0 for one in rank["micro_batches"]] for rank in report["ranks"]] == [
-        [True, True],
-        [True, True],
-    ]
-    assert checkpoints(config) == [f"step_{number:06d}" for number in range(1, step)]
-    assert not (tmp_path / "summary.json").exists()
 
 
 def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
@@ -224,11 +173,11 @@ def test_a_record_says_what_the_step_was_over_all_ranks(config: RunConfig, tmp_p
     assert not {"padding_targets", "loss_per_real_target"} & record.keys()
 
 
-def windowed_utilisation(world: World, config: RunConfig) -> tuple[float, float]:
-    """Returns the record's utilisation of a step of two layers, one with a window, and the one by its real lengths."""
+def record_of_rows(world: World, config: RunConfig) -> tuple[dict[str, Any], float]:
+    """Returns the record of a step of two layers, one with a window, and its utilisation by the real lengths."""
     with layers_with_windows():
         model = with_windows(config.model, (None, 3))
-        ((record, _),) = (records_of_a_step(world, config.model_copy(update={"model": model})),)
+        record, _ = records_of_a_step(world, config.model_copy(update={"model": model}))
         view = PreparedData.open(config.prepared_dir, config.data).view("lines", "train")
         lengths = view.read(np.arange(8)).counts.real_lengths
         work = Work(
@@ -238,7 +187,7 @@ def windowed_utilisation(world: World, config: RunConfig) -> tuple[float, float]
             sequences=8,
             pairs_within=total_pairs_within(lengths, (3,)),
         )
-        return record["mfu"], step_flops(model, vocabulary_size=260, work=work) / 2e9
+        return record, step_flops(model, vocabulary_size=260, work=work) / 2e9
 
 
 @pytest.mark.slow
@@ -251,15 +200,9 @@ def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: P
         data={"recipe": recipe, "pack_length": length, "prepared_dir": tmp_path / "data"},
     )
     prepare(rows.data, rows.prepared_dir)
-    (record, _), _ = run_ranks(records_of_a_step, 2, rows)
-    assert record["targets"] == 8 * (length - 1)
-    assert record["padding_targets"] == record["slots"] - record["tokens"] > 0
-    real = record["targets"] - record["padding_targets"]
-    assert record["loss_per_real_target"] * real == pytest.approx(record["loss"] * record["targets"])
-    view = PreparedData.open(rows.prepared_dir, rows.data).view("lines", "train")
-    lengths = view.read(np.arange(8)).counts.real_lengths
-    work = Work(slots=record["tokens"], squared_lengths=int((lengths**2).sum()), head_slots=real, sequences=8)
-    assert record["mfu"] == pytest.approx(step_flops(rows.model, vocabulary_size=260, work=work) / 2e9)
-    for found, expected in run_ranks(windowed_utilisation, 2, rows):
-        assert found == pytest.approx(expected)
-        assert found < record["mfu"]
+    for record, utilisation in run_ranks(record_of_rows, 2, rows):
+        assert record["targets"] == 8 * (length - 1)
+        assert record["padding_targets"] == record["slots"] - record["tokens"] > 0
+        real = record["targets"] - record["padding_targets"]
+        assert record["loss_per_real_target"] * real == pytest.approx(record["loss"] * record["targets"])
+        assert record["mfu"] == pytest.approx(utilisation)

@@ -1,9 +1,6 @@
 """transformers' Trainer on the packs of a Loader, over real processes."""
 
 import itertools
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import torch
 from forked_ranks import RanksFailed, run_ranks
 from host_trainers import (
     PACKS_PER_STEP,
-    VOCABULARY,
     alone,
     kept_gradients,
     own_loader,
@@ -23,9 +19,9 @@ from host_trainers import (
     tiny_llama,
     watched,
 )
-from slow_cases import slow_but
+from tiny_training import logged
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, TrainingArguments
+from transformers import TrainingArguments
 
 import evenpack
 from evenpack.adapters.first_step import require_whole_step
@@ -34,7 +30,6 @@ from evenpack.adapters.trainer import PackTrainer
 from evenpack.data.loader import ATTENTION
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
-from evenpack.studies.tiny_copies import tiny_model
 
 STEPS = 6
 _SAVED = 2
@@ -69,9 +64,8 @@ def train_each(world: World, folder: str) -> dict[int, dict[str, Any]]:
     return {count: train(world, folder, count, {"max_steps": 2}, None) for count in (1, 2, 4)}
 
 
-@pytest.mark.parametrize("ranks", slow_but([2], [1, 2, 4]))
-def test_loss_and_gradients_are_those_of_documents_alone(ranks: int, tmp_path: Path) -> None:
-    results = run_ranks(train_each, ranks, str(tmp_path))
+def test_loss_and_gradients_are_those_of_documents_alone(tmp_path: Path) -> None:
+    results = run_ranks(train_each, 2, str(tmp_path))
     loss, gradients = alone(tiny_llama(), own_loader(), 0)
     for micro_batches in (1, 2, 4):
         here = [result[micro_batches] for result in results]
@@ -178,21 +172,10 @@ def prove_other_shares(world: World) -> list[str]:
     for place in (second, first):
         loader = own_loader(*place)
         prove_isolation(tiny_llama(), loader)
-        with recorded(logging.getLogger("evenpack.data.loader")) as messages:
+        with logged("evenpack.data.loader") as messages:
             next(loader.steps())
         texts.append(" ".join(messages))
     return texts
-
-
-@contextmanager
-def recorded(log: logging.Logger) -> Iterator[list[str]]:
-    """Returns the messages of a log, as they come."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
-    yield messages
-    log.removeHandler(handler)
 
 
 def test_loaders_that_are_no_shares_of_the_same_step_are_refused_with_the_proof_of_isolation() -> None:
@@ -204,40 +187,3 @@ def test_loaders_that_are_no_shares_of_the_same_step_are_refused_with_the_proof_
         said = "torch.distributed has 2 ranks, and a loader is read that was made with ranks=1"
         assert whole.startswith(said) if rank == 0 else whole == ""
         assert shares == ""
-
-
-def tiny_family(kind: str) -> Any:
-    torch.manual_seed(0)
-    auto = AutoModelForMaskedLM if kind == "roberta" else AutoModelForCausalLM
-    return tiny_model(auto.from_config, AutoConfig.for_model(kind))
-
-
-def train_families(world: World, folder: str) -> list[tuple[float, str]]:
-    """Returns loss and mask of a family that counts positions from 2 and of one that needs a mask, then a refusal."""
-    found = []
-    for kind in ("roberta", "opt", "mamba2"):
-        masks = evenpack.RandomMasks(mask_token=3, special_tokens=[0, 1, 2], vocabulary_size=VOCABULARY)
-        objective = masks if kind == "roberta" else None
-        loader = own_loader(world.rank, world.size, packs_per_step=4, objective=objective)
-        model = tiny_family(kind)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-            for name in [name for name in vars(module) if "dropout" in name and isinstance(vars(module)[name], float)]:
-                setattr(module, name, 0.0)
-        trainer = PackTrainer(model=model, args=arguments(folder, max_steps=1), loader=loader)
-        if kind == "mamba2":
-            found.append((0.0, _refusal(trainer.train)))
-            continue
-        trainer.train()
-        found.append((trainer.state.log_history[0]["loss"], trainer.isolation.inputs.mask))
-    return found
-
-
-@pytest.mark.slow
-def test_ranks_decide_alike_how_a_model_is_isolated(tmp_path: Path) -> None:
-    (alone_found,) = run_ranks(train_families, 1, str(tmp_path))
-    for found in run_ranks(train_families, 2, str(tmp_path)):
-        assert [mask for _, mask in found[:2]] == ["block", "block"]
-        assert "Mamba2ForCausalLM is not proved to keep the sequences of a pack apart" in found[2][1]
-        assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in alone_found], rel=1e-6)

@@ -80,38 +80,23 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 @pytest.mark.slow
-def test_zero_3_trains_and_evaluates_as_zero_0(families: tuple[Path, dict[str, RunConfig]]) -> None:
-    require_same_runs(families, ranks=2, kinds=("llama",), stages=(0, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_stage_trains_and_evaluates_every_family_as_zero_0(
-    families: tuple[Path, dict[str, RunConfig]], ranks: int
-) -> None:
-    require_same_runs(families, ranks=ranks, kinds=tuple(FAMILIES), stages=tuple(SHARDINGS))
-
-
-def require_same_runs(
-    families: tuple[Path, dict[str, RunConfig]], *, ranks: int, kinds: tuple[str, ...], stages: tuple[int, ...]
+    families: tuple[Path, dict[str, RunConfig]],
 ) -> None:
     folder, prepared_runs = families
     runs = {
         (kind, stage): changed(
             config,
-            run={"output_dir": folder / f"{kind}_{stage}_{ranks}_{len(stages)}"},
+            run={"output_dir": folder / f"{kind}_{stage}"},
             data={"prepared_dir": config.prepared_dir},
             deepspeed={"zero_stage": stage, "extra": RELEASING if stage == 3 else {}},
         )
         for kind, config in prepared_runs.items()
-        for stage in stages
-        if kind in kinds
+        for stage in SHARDINGS
     }
-    run_ranks(train_all, ranks, list(runs.values()))
-    for kind in kinds:
-        plain = runs[kind, 0]
-        for stage in stages:
-            require_same_run(plain, runs[kind, stage])
+    run_ranks(train_all, 2, list(runs.values()))
+    for (kind, _), run in runs.items():
+        require_same_run(runs[kind, 0], run)
 
 
 def require_same_run(plain: RunConfig, sharded: RunConfig) -> None:

@@ -20,7 +20,11 @@ from evenpack.errors import CheckpointError
 
 __all__ = [
     "MAX_SEQUENCE_LENGTH",
+    "are_equal",
+    "beside",
     "changed",
+    "checkpoints",
+    "exact",
     "logged",
     "never",
     "numbered_lines",
@@ -68,6 +72,28 @@ def records(config: RunConfig) -> list[dict[str, Any]]:
     return read_metrics(config.run.output_dir / METRICS)
 
 
+EXACT = (
+    *("step", "loss", "token_loss", "next_sentence_loss", "accuracy", "learning_rate", "gradient_norm", "tokens"),
+    *("targets", "slots", "samples", "source_tokens", "source_epochs", "order_hash", "validation", "skipped"),
+    "left_out",
+)
+
+
+def exact(config: RunConfig) -> list[list[Any]]:
+    """Returns what each record has of the step itself, and not of its time and place."""
+    return [[record.get(name) for name in EXACT] for record in records(config)]
+
+
+def beside(config: RunConfig, name: str, **sections: dict[str, Any]) -> RunConfig:
+    """Returns a run over the same prepared data that writes into a folder of its own beside it."""
+    return changed(config, run={"output_dir": config.prepared_dir.parent / name}, **sections)
+
+
+def checkpoints(output_dir: Path) -> list[str]:
+    """Returns all names among a run's checkpoints."""
+    return sorted(path.name for path in (output_dir / "checkpoints").iterdir())
+
+
 def refusal(world: World, config: RunConfig) -> str:
     """Returns why a run does not begin, or go on."""
     with pytest.raises(CheckpointError) as caught:
@@ -94,6 +120,12 @@ def saved_everything(config: RunConfig, step: int) -> dict[str, torch.Tensor]:
     for path in sorted((config.run.output_dir / "checkpoints" / f"step_{step:06d}").glob("*.pt")):
         _collect(torch.load(path, weights_only=False), path.name, found)
     return found
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Returns whether two states are the same bit for bit."""
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[place], other[place]) for place in one)
 
 
 def _collect(value: Any, place: str, found: dict[str, torch.Tensor]) -> None:

@@ -31,9 +31,7 @@ SINGLE = [(), ()]
     [
         (numbers(512, 256), numbers(256, 512), None),
         (numbers(256, 512).T, numbers(512, 256).T, None),
-        (numbers(512, 264)[:, 8:], numbers(256, 512), None),
         (numbers(512, 257), numbers(257, 512), "left factor"),
-        (numbers(512, 264)[:, :257], numbers(257, 512), "left factor"),
         (numbers(513, 256), numbers(256, 512), None),
         (numbers(512, 256), numbers(512, 264)[:257, :256].T, "result"),
         (numbers(512, 258)[:, :256], numbers(256, 512), "left factor"),
@@ -72,24 +70,16 @@ def test_small_products_full_precision_and_other_operators_are_left_alone() -> N
     [
         (aten._foreach_add_.Scalar, (lists(*SINGLE), 1.0), None),
         (aten._foreach_add_.List, (lists(*SHAPES), lists(*SHAPES)), None),
-        (aten._foreach_add_.List, ([numbers(3, 4).T, numbers(5)], [numbers(3, 4).T, numbers(5)]), None),
         (aten._foreach_add_.List, ([numbers(4, 3), numbers(5)], [numbers(3, 4).T, numbers(5)]), "shape or in strides"),
         (aten._foreach_add_.List, (lists(*SHAPES), lists(*SHAPES, dtype=torch.bfloat16)), "several types"),
         (aten._foreach_copy_.default, (lists(*SHAPES), lists(*SHAPES, dtype=torch.bfloat16)), None),
         (aten._foreach_add_.List, (lists(*SHAPES), [torch.empty(4, 3), torch.empty(5)]), "several devices"),
-        (aten._foreach_mul_.List, (lists(*SHAPES), lists(*SINGLE)), "shape or in strides"),
         (aten._foreach_mul_.List, (lists((4, 3)), lists(())), None),
-        (aten._foreach_mul_.Tensor, (lists(*SHAPES), numbers(dtype=torch.float32)), None),
         (aten._foreach_mul_.Tensor, (lists(*SHAPES), numbers(dtype=torch.float64)), "several types"),
         (aten._foreach_norm.Scalar, ([numbers(4, 3)[:, :2], numbers(5)],), "has gaps"),
         (aten._foreach_norm.Scalar, ([numbers(3).expand(4, 3), numbers(5)],), "overlaps"),
         (aten._foreach_addcmul_.Scalar, (lists(*SHAPES), lists(*SINGLE), lists(*SHAPES)), None),
         (aten._foreach_addcmul_.Scalar, (lists(*SHAPES), lists(*SHAPES), lists(*SINGLE)), "shape or in strides"),
-        (
-            aten._foreach_addcmul_.Scalar,
-            (lists(*SHAPES), lists(*SINGLE, dtype=torch.float64), lists(*SHAPES)),
-            "several types",
-        ),
         (
             aten._foreach_addcmul_.ScalarList,
             (lists(*SHAPES), lists(*SINGLE), lists(*SHAPES), [1.0, 2.0]),
@@ -155,7 +145,3 @@ def test_a_deterministic_kernel_adds_up_as_many_parts_as_keep_the_device_busy() 
         assert buffer_sizes(BACKWARD, given, {}) == (17 * once, sums)  # 132 processors, 8 heads of segments
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_other_operators_have_no_buffers() -> None:
-    assert buffer_sizes(aten.mm.default, (numbers(4, 3), numbers(3, 4)), {}) == ()

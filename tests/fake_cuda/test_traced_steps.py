@@ -1,12 +1,11 @@
 """Whole optimizer steps on a CUDA device that does not exist: host waits, devices, dtypes, operations and memory."""
 
 from collections import Counter
-from itertools import cycle
 
 import pytest
 from fake_gpu.device import why_not_here
 from slow_cases import slow_but
-from traced_cases import CASES, cases, has_estimated_blocks, is_estimated, whole_presets
+from traced_cases import CASES, cases, has_estimated_blocks, is_estimated
 from tracing import expected_flops, forward_of_blocks, jobs_of, traced
 
 from evenpack.config import validate
@@ -28,58 +27,29 @@ BLOCK_EXCESS = {"modernbert": -0.088}
 """What a block keeps beyond the formula, as a share, where it is not 0. modernbert: the first of two blocks has no norm
 before attention, which would keep the block's input in FP32."""
 
-LARGE_BATCHES = (
-    "gpt2:medium+2_layers+16_times+checkpointing+zero1",
-    "bert:base+2_layers+32_times+checkpointing",
-    "llama:160m+2_layers+16_times+zero1",
+
+LARGE_BATCH = "gpt2:medium+2_layers+16_times+checkpointing+zero1"
+"""A micro-batch so large that the peak is in the backward pass through a block."""
+
+FAULTS = (
+    ("wait", "aten._local_scalar_dense", "the host reads"),
+    ("wait", "tolist", "the host reads"),
+    ("wait", "aten._to_copy", " to the host"),
+    ("wait", "aten._to_copy", "without non_blocking"),
+    ("wait", "aten.index", "the shape of its result"),
+    ("wait", "aten.index_put_", "the shape of its result"),
+    ("wait", "torch.cuda.synchronize", "it waits"),
+    ("device", "aten.add", "on cpu"),
+    ("dtype", "aten.mm", "float32"),
+    ("contract", "torch_attn._varlen_attn", "must be torch.bfloat16"),
+    ("alignment", "aten.mm", "from 0: not all lines"),
+    ("alignment", "aten.mm", "from 4: not all lines"),
+    ("slow path", "aten._foreach_mul", "differ in shape"),
 )
-"""Micro-batches so large that the peak is in the backward pass through a block, or nearly as much is alive there."""
+"""What the misuse of `spoilers.py` makes: kind, operator, and words of the problem."""
 
-ROOMS = ("gpt2:medium+2_layers+16_times+rooms", "bert:base+2_layers+32_times+rooms")
-
-HALF_RESIDUAL = tuple(
-    f"{model}+2_layers+16_times+bf16" for model in ("bert:base", "gpt2:medium", "llama:160m", "modernbert:base")
-)
-
-STREAM_BYTES = {
-    "stream:pre+float32": 20,
-    "stream:pre+bfloat16": 14,
-    "stream:post+float32": 24,
-    "stream:post+bfloat16": 14,
-}
+STREAM_BYTES = {"stream:pre+bfloat16": 14, "stream:post+bfloat16": 14, "stream:post+float32": 24}
 """For each slot and channel, of a block with its norms before or after attention and feed-forward layer."""
-
-SETTINGS = ("+checkpointing", "+zero1", "+checkpointing+zero1", "+8_times", "+8_times+checkpointing")
-"""Beside those of the whole models."""
-
-SIZES = ("bert:large", "gpt2:large", "llama:1.1b")
-"""These take turns with the settings: a trace takes a third of a second for each layer."""
-
-FAULTS = {
-    "item": ("wait", "aten._local_scalar_dense"),
-    "tolist": ("wait", "tolist"),
-    "cpu": ("wait", "aten._to_copy"),
-    "flags": ("wait", "aten.index"),
-    "written_flags": ("wait", "aten.index_put_"),
-    "blocking_copy": ("wait", "aten._to_copy"),
-    "synchronise": ("wait", "torch.cuda.synchronize"),
-    "host_tensor": ("device", "aten.add"),
-    "float32_product": ("dtype", "aten.addmm"),
-    "float32_attention": ("contract", "torch_attn._varlen_attn"),
-    "unaligned_lines": ("alignment", "aten.mm"),
-    "unaligned_start": ("alignment", "aten.mm"),
-    "lists_of_two_shapes": ("slow path", "aten._foreach_mul"),
-}
-"""What `spoilers.py` does to a model, and the fault that it makes."""
-
-ONE_OF_EACH_KIND = (
-    "item",
-    "host_tensor",
-    "float32_product",
-    "float32_attention",
-    "unaligned_lines",
-    "lists_of_two_shapes",
-)
 
 ATTENTION_IN_GRAPHS = {
     "compiled:varlen": ["torch_attn._varlen_attn"],
@@ -90,18 +60,14 @@ ATTENTION_IN_GRAPHS = {
 }
 """The function of each backend in the graph of a compiled block."""
 
+WHOLE = ("bert:large", "llama:1.1b")
+
 SPOILED = "bert-learned-varlen-packed-bf16_autocast-adamw"
 
-CAUSAL, WIDTH = "gpt2-rotary-varlen-packed-bf16_autocast-adamw", 1600
+CAUSAL, WIDTH = "gpt2:xl+2_layers", 1600
 """GPT-2 XL's width."""
 
 of_each_case = pytest.mark.parametrize("job", cases())
-of_each_model = pytest.mark.parametrize("job", [pytest.param(name, marks=pytest.mark.slow) for name in whole_presets()])
-
-
-def of_spoiled(spoilers):
-    """Returns the cases of spoilers as those of the model that they spoil."""
-    return [pytest.param(f"{one.values[0]}:{SPOILED}", marks=one.marks) for one in spoilers]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +117,7 @@ def test_the_estimate_of_memory_is_near_the_traced_peak(results, job):
     assert results[job]["estimated_peak"] == pytest.approx(results[job]["peak_bytes"], rel=MEMORY_ERROR)
 
 
-@pytest.mark.parametrize("job", cases(is_estimated) + slow_but(LARGE_BATCHES[:1], LARGE_BATCHES))
+@pytest.mark.parametrize("job", [*cases(is_estimated), LARGE_BATCH])
 def test_the_estimate_of_each_phase_is_near_the_traced_one(results, job):
     traced, estimated = results[job]["phase_bytes"], results[job]["estimated_phases"]
     found = {
@@ -163,15 +129,14 @@ def test_the_estimate_of_each_phase_is_near_the_traced_one(results, job):
     assert found == {phase: pytest.approx(traced[phase], rel=PHASE_ERROR) for phase in found}
 
 
-@pytest.mark.parametrize("job", slow_but(LARGE_BATCHES[:1], LARGE_BATCHES))
+@pytest.mark.parametrize("job", [LARGE_BATCH])
 def test_the_estimate_of_memory_is_near_the_traced_peak_of_a_large_micro_batch(results, job):
-    traced = results[job]["phase_bytes"]
-    most = "last block" if traced["backward"] > traced["forward"] else "loss"
-    assert results[job]["estimated_phase"] == most
+    assert results[job]["phase_bytes"]["backward"] > results[job]["phase_bytes"]["forward"]
+    assert results[job]["estimated_phase"] == "last block"
     assert results[job]["estimated_peak"] == pytest.approx(results[job]["peak_bytes"], rel=MEMORY_ERROR)
 
 
-@pytest.mark.parametrize("job", slow_but(ROOMS[:1], ROOMS))
+@pytest.mark.parametrize("job", ["gpt2:medium+2_layers+16_times+rooms"])
 def test_micro_batches_of_other_numbers_of_segments_need_the_memory_of_the_estimate(results, job):
     """What is alive between steps, and the peak, are those of micro-batches of one size."""
     result = results[job]
@@ -183,7 +148,7 @@ def test_micro_batches_of_other_numbers_of_segments_need_the_memory_of_the_estim
     assert result["estimated_peak"] == pytest.approx(result["peak_bytes"], rel=PHASE_ERROR)
 
 
-@pytest.mark.parametrize("job", slow_but(HALF_RESIDUAL[:1], HALF_RESIDUAL))
+@pytest.mark.parametrize("job", ["bert:base+2_layers+16_times+bf16"])
 def test_a_residual_stream_of_16_bits_has_no_faults_and_at_most_the_memory_of_the_estimate(results, job):
     result = results[job]
     assert "error" not in result, result["error"]
@@ -212,16 +177,17 @@ def test_room_for_segments_is_paid_for_by_the_buffers_of_attention(results, job)
     assert results[job]["peak_bytes"] > (1.0 + MEMORY_ERROR) * results[job]["estimated_peak"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [f"torch:{SPOILED}"])
 def test_torch_tracks_the_same_peak(results, job):
     assert results[job]["peak_bytes"] == results[job]["peak_by_torch"]
 
 
-@pytest.mark.parametrize("job", of_spoiled(slow_but(ONE_OF_EACH_KIND, FAULTS)))
-def test_a_fault_that_is_put_into_the_model_is_found(results, job):
-    kind, operator = FAULTS[job.partition(":")[0]]
+@pytest.mark.parametrize("job", [f"misuse:{SPOILED}"])
+def test_faults_that_are_put_into_a_model_are_found(results, job):
     found = results[job]["error"].splitlines()  # the trace ends with the first step, at the latest
-    assert any(f"{kind}: {operator} in " in fault for fault in found), found
+    for kind, operator, problem in FAULTS:
+        assert any(f"{kind}: {operator} in " in line and problem in line for line in found), (kind, operator, found)
 
 
 def operators_of(result, **wanted):
@@ -314,18 +280,11 @@ def test_compiled_blocks_pass_on_and_keep_a_residual_stream_of_its_own_type(resu
         assert sum(found.values()) == STREAM_BYTES[job] * 96 * 64
 
 
-@of_each_model
+@pytest.mark.slow
+@pytest.mark.parametrize("job", WHOLE)
 def test_a_whole_model_has_no_faults_and_computes_what_the_formulas_say(results, job):
     result = results[job]
     assert "error" not in result, result["error"]
     assert (result["faults"], result["expected_waits"]) == ([], {})
     assert (result["product_flops"], result["attention_flops"]) == expected_flops(result)
-    assert result["estimated_peak"] == pytest.approx(result["peak_bytes"], rel=MEMORY_ERROR)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", [f"{size}{more}" for size, more in zip(cycle(SIZES), SETTINGS)])
-def test_the_estimate_of_memory_is_near_the_traced_peak_of_a_whole_model(results, job):
-    result = results[job]
-    assert "error" not in result, result["error"]
     assert result["estimated_peak"] == pytest.approx(result["peak_bytes"], rel=MEMORY_ERROR)

@@ -1,18 +1,10 @@
-"""The steps that are traced: one of each family and positions, and few that hold all other settings. Needs no torch."""
+"""The steps that are traced: few that hold each family, layout, precision, update and operator. Needs no torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from itertools import product
-from typing import Any, get_args
+from dataclasses import dataclass
 
-from slow_cases import slow_but
+import pytest
 
-from evenpack.models.families import find_family, known_families
-
-PRECISIONS = ("fp32", "bf16_autocast")
-LAYOUTS = ("packed", "unpadded", "padded")
-UPDATES = ("adamw", "lamb", "adamw_zero1")
-BACKENDS = ("reference", "sdpa", "varlen", "flash", "flex")
+from evenpack.models.families import find_family
 
 EXPECTED_WAITS = {
     "evenpack.kernels.sdpa.attend": 1.0,
@@ -26,17 +18,17 @@ EXPECTED_WAITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One traced step; `positions` is the family's way to tell them."""
+    """One traced step."""
 
     family: str
     positions: str
-    backend: str
-    layout: str
-    precision: str
-    update: str
-    dropout: float
-    checkpointing: bool
-    micro_batches: int
+    backend: str = "varlen"
+    layout: str = "packed"
+    precision: str = "bf16_autocast"
+    update: str = "adamw"
+    dropout: float = 0.0
+    checkpointing: bool = False
+    micro_batches: int = 1
     layers: int | None = 2
     preset: str | None = None
     times: int = 1
@@ -53,23 +45,33 @@ class Case:
         words += [f"{self.micro_batches}_micro_batches"] if self.micro_batches > 1 else []
         return "-".join(words)
 
-    @property
-    def drops_in_varlen(self) -> bool:
-        """Whether attention is the operator for dropout, which has cases of its own."""
-        return self.backend == "varlen" and self.dropout > 0
 
-    @property
-    def can_be(self) -> bool:
-        """Whether the backend serves it, by the table of `kernels/capabilities.py`."""
-        return can_serve(self.backend, precision=self.precision, positions=self.positions, dropout=self.dropout)
+_QUICK = (
+    Case(family="bert", positions="learned"),
+    Case(family="llama", positions="rotary"),
+    Case(family="modernbert", positions="rotary"),
+    Case(
+        family="gpt2",
+        positions="learned",
+        backend="sdpa",
+        layout="unpadded",
+        update="lamb",
+        dropout=0.1,
+        checkpointing=True,
+        micro_batches=2,
+    ),
+    Case(family="gpt2", positions="alibi", backend="flash", layout="padded", update="adamw_zero1"),
+    Case(family="llama", positions="rotary", backend="flex", precision="fp32"),
+    Case(family="gpt2", positions="learned", backend="flash4", checkpointing=True),
+    Case(family="gpt2", positions="learned", update="muon"),
+)
+_SLOW = (
+    Case(family="bert", positions="learned", update="lamb", dropout=0.1, checkpointing=True),  # varlen with dropout
+    Case(family="gpt2", positions="rotary", backend="reference", precision="fp32"),
+    Case(family="llama", positions="rotary", backend="flash4"),
+)
 
-
-def can_serve(backend: str, *, precision: str, positions: str, dropout: float) -> bool:
-    if backend == "varlen" and positions == "alibi":
-        return False
-    if backend == "flex" and dropout:
-        return False
-    return backend not in ("varlen", "flash") or precision == "bf16_autocast"
+CASES = {case.name: case for case in (*_QUICK, *_SLOW)}
 
 
 def is_estimated(case):
@@ -82,124 +84,13 @@ def has_estimated_blocks(case):
     return case.backend in ("varlen", "flash", "flex") and case.precision == "bf16_autocast" and not case.checkpointing
 
 
-def whole_presets():
-    """Returns the names of the largest model of each family."""
-    return [f"{name}:{[*find_family(name).config.presets][-1]}" for name in known_families()]
-
-
-def families() -> list[tuple[str, str]]:
-    """Each family with each kind of its positions."""
-    return [
-        (name, positions)
-        for name in known_families()
-        for positions in get_args(find_family(name).config.model_fields["positions"].annotation)
-    ]
-
-
-def all_cases() -> list[Case]:
-    choices = product(families(), BACKENDS, LAYOUTS, PRECISIONS, UPDATES, (0.0, 0.1), (False, True), (1, 2))
-    cases = [
-        Case(
-            family=family,
-            positions=positions,
-            backend=backend,
-            layout=layout,
-            precision=precision,
-            update=update,
-            dropout=dropout,
-            checkpointing=checkpointing,
-            micro_batches=micro_batches,
-        )
-        for (family, positions), backend, layout, precision, update, dropout, checkpointing, micro_batches in choices
-    ]
-    return [case for case in cases if case.can_be and not case.drops_in_varlen]
-
-
-def settings_of(case: Case) -> set[tuple[Any, ...]]:
-    """Returns each setting of a case with its value; a family and its positions are one."""
-    return {(field.name, getattr(case, field.name)) for field in fields(case)[2:-5]} | {(case.family, case.positions)}
-
-
-def covering(cases: Sequence[Case]) -> list[Case]:
-    """Returns cases that hold every setting that any of `cases` holds: each time the one with most new."""
-    settings = {case: settings_of(case) for case in cases}
-    missing = set().union(*settings.values())
-    chosen = []
-    while missing:
-        chosen.append(max(cases, key=lambda case: len(missing & settings[case])))
-        missing -= settings[chosen[-1]]
-    return chosen
-
-
-def of_family(family: str, positions: str) -> Case:
-    """Returns the step whose memory and operations the formulas have, of a family."""
-    backend = "flash" if positions == "alibi" else "varlen"
-    training = {"layout": "packed", "precision": "bf16_autocast", "update": "adamw", "checkpointing": False}
-    return Case(family=family, positions=positions, backend=backend, dropout=0.0, micro_batches=1, **training)
-
-
-_DROPPING = {
-    "positions": "learned",
-    "backend": "varlen",
-    "precision": "bf16_autocast",
-    "dropout": 0.1,
-    "micro_batches": 1,
-}
-DROPPING = (
-    Case(family="bert", layout="packed", update="lamb", checkpointing=True, **_DROPPING),
-    Case(family="gpt2", layout="unpadded", update="adamw", checkpointing=False, **_DROPPING),
-)
-
-_FOURTH = {
-    "backend": "flash4",
-    "layout": "packed",
-    "precision": "bf16_autocast",
-    "update": "adamw",
-    "dropout": 0.0,
-    "micro_batches": 1,
-}
-FOURTH = (
-    Case(family="bert", positions="learned", checkpointing=False, **_FOURTH),
-    Case(family="gpt2", positions="learned", checkpointing=True, **_FOURTH),
-    Case(family="llama", positions="rotary", checkpointing=False, **_FOURTH),
-    Case(family="modernbert", positions="rotary", checkpointing=False, **_FOURTH),
-)
-
-MUON = Case(
-    family="gpt2",
-    positions="learned",
-    backend="varlen",
-    layout="packed",
-    precision="bf16_autocast",
-    update="muon",
-    dropout=0.0,
-    checkpointing=False,
-    micro_batches=1,
-)
-
-CASES = {
-    case.name: case
-    for case in [*(of_family(*one) for one in families()), *covering(all_cases()), *DROPPING, *FOURTH, MUON]
-}
-
-
-QUICK = (
-    "bert-learned-varlen-packed-bf16_autocast-adamw",
-    "llama-rotary-varlen-packed-bf16_autocast-adamw",
-    "modernbert-rotary-varlen-packed-bf16_autocast-adamw",
-    "gpt2-learned-sdpa-unpadded-bf16_autocast-lamb-dropout-checkpointing-2_micro_batches",
-    "gpt2-alibi-flash-padded-bf16_autocast-adamw_zero1",
-    "llama-rotary-flex-packed-fp32-adamw",
-    "gpt2-learned-flash4-packed-bf16_autocast-adamw-checkpointing",
-    "gpt2-learned-varlen-packed-bf16_autocast-muon",
-)
-"""One of each family, kind of positions, layout, precision, update and operator; the others are slow."""
-
-
 def cases(is_wanted=lambda _: True):
     """Returns the values of a parametrised test: the names of the cases that are wanted."""
-    names = [name for name, case in CASES.items() if is_wanted(case)]
-    return slow_but([name for name in QUICK if name in names], names)
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if case in _SLOW else [])
+        for name, case in CASES.items()
+        if is_wanted(case)
+    ]
 
 
 def whole_preset(name):
@@ -215,11 +106,7 @@ def whole_preset(name):
     return Case(
         family=family,
         positions=find_family(family).config.model_fields["positions"].default,
-        backend="varlen",
-        layout="packed",
-        precision="bf16_autocast",
         update="adamw_zero1" if "zero1" in words else "adamw",
-        dropout=0.0,
         checkpointing="checkpointing" in words,
         micro_batches=max(1, len(rooms)),
         rooms=rooms,

@@ -53,8 +53,6 @@ class StepTrace:
     """Operations of attention operators over segments; 0 if attention is made of matrix products."""
     resident_bytes: int
     """Parameters, optimizer's state and what else lives between steps; gradients are freed there."""
-    forward_bytes: int
-    """What the first forward pass leaves alive for its backward pass: activations, and weights cast by autocast."""
     block_bytes: int
     """What the last but one block of the first forward pass leaves alive when the last one begins, without the weights
     that autocast has cast."""
@@ -166,7 +164,6 @@ def _traced(
         product_flops=counter.get_total_flops() - attention,
         attention_flops=attention,
         resident_bytes=notes.resident_bytes,
-        forward_bytes=notes.after_forward[0] - notes.resident_bytes,
         block_bytes=notes.kept_by_a_block() - _cast_bytes(engine, notes.blocks[-2]),
         peak_bytes=meter.peak_bytes,
         phase_bytes=notes.phase_bytes,
@@ -178,7 +175,6 @@ class _Notes:
 
     def __init__(self, engine: TrainingEngine, meter: MemoryMeter) -> None:
         self.resident_bytes = meter.current_bytes
-        self.after_forward: list[int] = []
         self.at_blocks: list[int] = []
         self.phase_bytes: dict[Phase, int] = {}
         blocks: Any = engine.model.blocks
@@ -188,8 +184,6 @@ class _Notes:
         def note(phase: Phase) -> None:
             observer(phase)
             self.phase_bytes[phase] = max(self.phase_bytes.get(phase, 0), meter.recent_peak())
-            if phase == "forward":
-                self.after_forward.append(meter.current_bytes)
 
         engine.observer = note
         for block in self.blocks:

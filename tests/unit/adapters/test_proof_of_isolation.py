@@ -19,8 +19,8 @@ from slow_cases import slow_but
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, LlamaForCausalLM, TrainingArguments
 
 import evenpack
-from evenpack.adapters.huggingface import segment_starts, text_config
-from evenpack.adapters.isolation import _lengths, _spans, find_isolation, first_position, prove_isolation, undisturbed
+from evenpack.adapters.huggingface import segment_starts
+from evenpack.adapters.isolation import find_isolation, first_position, prove_isolation, undisturbed
 from evenpack.adapters.trainer import PackTrainer
 from evenpack.studies.tiny_copies import tiny_model
 
@@ -124,32 +124,6 @@ def test_a_model_trains_as_documents_alone_or_is_refused(
     assert (trainer._form.mask, trainer._form.first_position) == (mask, first)
     assert first_position(model) == first
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-6)
-
-
-SPANS = [
-    ({}, 32, 64, [11, 17, 7]),
-    ({}, 4, 64, [4, 4, 4]),
-    ({"sliding_window": 20, "max_window_layers": 28}, 32, 64, [11, 32, 7]),
-    ({"sliding_window": 20}, 64, 64, [11, 29, 7]),
-    ({"sliding_window": 64}, 64, 4096, [11, 17, 7]),  # no document is longer than the window
-    ({"layer": {"attention_chunk_size": 100}}, 32, 256, [32, 32, 17, 11, 17, 7]),
-    ({"block_size": 4}, 32, 256, [29, 11, 17, 7]),  # twelve blocks
-    ({"attention_chunk_size": 256}, 32, 256, [11, 17, 7]),  # no micro-batch is longer than a chunk
-    ({"rope": {"original_max_position_embeddings": 40}}, 64, 64, [11, 49, 7]),
-    ({"attention_window": [16, 40]}, 64, 64, [11, 49, 7]),
-]
-
-
-@pytest.mark.parametrize(("values", "longest", "slots", "lengths"), SPANS)
-def test_the_pack_reaches_beyond_windows_and_chunks_that_training_can_meet(
-    values: dict[str, Any], longest: int, slots: int, lengths: list[int]
-) -> None:
-    config = type("Config", (), {"to_dict": lambda _self: values})()
-    found = _lengths(_spans(config), longest, slots)
-    assert found == lengths
-    assert sum(found) < slots + 64
-    chunk = values.get("layer", {}).get("attention_chunk_size")
-    assert chunk is None or sum(lengths[:-2]) < chunk < sum(lengths[:-1])
 
 
 def test_attention_that_is_sparse_in_long_rows_alone_is_asked_in_long_rows() -> None:
@@ -335,10 +309,9 @@ CONFIGS = [{"window": 20}, Slotted(), namedtuple("Named", "window")(20), OfTwoTe
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda one: type(one).__name__)
-def test_configurations_of_any_kind_name_their_windows(config: Any) -> None:
+def test_configurations_of_any_kind_are_read(config: Any) -> None:
     model = Leaking(lambda ids: ids[:, 0] * 0.0)
     model.config = config
-    assert _spans(text_config(config)) == {"window": 20}
     assert find_isolation(model, causal=True, max_sequence_length=32, own_loss=False).isolated
 
 
@@ -386,16 +359,9 @@ def test_leaks_are_trained_on_demand_and_recorded(tmp_path: Path) -> None:
 
 
 PRECISIONS = [
-    *(
-        (kind, "eager", {"dtype": dtype})
-        for kind in ("bert", "electra", "roberta")
-        for dtype in ("bfloat16", "float16")
-    ),
-    ("bert", "eager", {"bf16": True}),
     ("opt", "eager", {"bf16": True}),
-    ("gpt_oss", "eager", {"dtype": "bfloat16"}),
     ("xlm-roberta", "sdpa", {"dtype": "bfloat16"}),
-    ("llama", "sdpa", {"bf16": True}),
+    ("bert", "eager", {"dtype": "float16"}),
     ("mixtral", "sdpa", {"dtype": "bfloat16"}),
 ]
 
@@ -507,32 +473,6 @@ def test_what_only_real_documents_meet_is_asked_of_the_first_micro_batch(kind: s
         prove_isolation(model, loader)
 
 
-def test_blocks_that_deepseek_v4_compresses_along_the_row_are_found_in_real_packs() -> None:
-    """Its rates are no window by name, and no document of the proof's own is as long."""
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "q_lora_rank": 16, "o_lora_rank": 8}
-    sizes |= {"o_groups": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 16}
-    layers = ["sliding_attention", "heavily_compressed_attention"]
-    config = AutoConfig.for_model(
-        "deepseek_v4",
-        vocab_size=64,
-        hidden_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        layer_types=layers,
-        sliding_window=16,
-        initializer_range=0.2,
-        **sizes,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
-    random = np.random.default_rng(1)
-    lengths = (200, 180, 130, 250, 220, 100, 240, 140)
-    documents = [random.integers(10, 60, size=length).tolist() for length in lengths]
-    loader = evenpack.Loader(documents, pack_length=512, packs_per_step=2)
-    with pytest.raises(evenpack.ConfigError, match="documents of the first micro-batch are"):
-        prove_isolation(model, loader)
-
-
 def test_as_many_documents_run_alone_whatever_a_micro_batch_holds() -> None:
     """With FSDP and ZeRO 3 ranks run each forward pass together."""
     passes = []
@@ -587,7 +527,6 @@ REFUSED_PLAINLY = {
         lambda: tiny_llama("flex_attention"),
         "flex_attention has no backward pass on a CPU: take",
     ),
-    "loss": (lambda: ExtraLoss(tiny_llama().config), r"refused for its loss: .*\(docs/adapters.md\)$"),
 }
 
 

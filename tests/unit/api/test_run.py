@@ -1,7 +1,6 @@
 """A run in Python: its batches, its plan, and its errors. `integration/test_python_api.py` trains one."""
 
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,6 @@ def test_a_run_file_is_read_with_overrides_and_by_name() -> None:
     run = evenpack.open("demo", "training.steps=40", "run.name=mine")
     assert (run.config.training.steps, run.config.run.name) == (40, "mine")
     assert run.run_file.is_file()
-
-
-def test_what_a_notebook_shows_of_a_run_its_plan_and_a_packing_is_a_line(run: evenpack.Run) -> None:
-    assert re.fullmatch(r"Run\('.*run\.yaml', 'training\.skip_steps=\[4\]': gpt2 tiny into .*\)", repr(run))
-    plan = r"RunPlan\(6 steps of 8 packs on 2 ranks: [0-9,]+ tokens, [0-9.]+ epochs of one; [0-9,]+ parameters\)"
-    assert re.fullmatch(plan, repr(run.plan(ranks=2)))
-    packing = evenpack.pack([300, 200], pack_length=512)
-    assert repr(packing).endswith(": 2 sequences in 1 x 512 slots, 97.66 % efficient)")
 
 
 def test_the_ranks_share_each_step_whatever_their_number(run: evenpack.Run) -> None:
@@ -102,10 +93,6 @@ def test_the_validation_packs_of_a_source_are_shared_by_the_ranks(run: evenpack.
     assert sorted(alone) == sorted(shared)
 
 
-def test_the_plan_is_that_of_the_ranks(run: evenpack.Run) -> None:
-    assert [run.plan(ranks=ranks).step.micro_batches for ranks in (1, 4)] == [8, 2]
-
-
 def test_what_there_is_not_is_refused_when_it_is_requested(run: evenpack.Run) -> None:
     for arguments, message in (
         ({"rank": 2, "ranks": 2}, "rank 2 is none of 2 ranks"),
@@ -131,16 +118,3 @@ def test_what_has_to_be_done_before_is_said(run: evenpack.Run, tmp_path: Path) -
         run.evaluate()
     with pytest.raises(evenpack.ConfigError, match="did you mean"):
         evenpack.open(run.run_file, "training.stepps=3")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "shown"),
-    [
-        ((), "to a norm of 1, by evenpack"),
-        (("training.gradient_clipping=0.5", "deepspeed.zero_stage=1"), "to a norm of 0.5, by DeepSpeed"),
-        (("training.gradient_clipping=null",), "off"),
-    ],
-)
-def test_the_plan_shows_the_clipping_that_is_applied(run: evenpack.Run, overrides: tuple[str, ...], shown: str) -> None:
-    plan = evenpack.open(run.run_file, *overrides).plan(ranks=1)
-    assert plan.start.gradient_clipping == shown

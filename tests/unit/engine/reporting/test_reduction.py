@@ -1,4 +1,4 @@
-"""Reductions of dataclasses; two ranks reduce in tests/distributed/test_tracked_training.py."""
+"""Reductions of dataclasses; two ranks reduce in tests/distributed/test_train.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
