@@ -4,14 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from study_files import write_log, write_study, write_tuned
+from study_files import write_tuned
 
 from evenpack.errors import DataError
-from evenpack.studies.equivalence.compare import TaskComparison, Tuned, compare, compare_tuned, read_curve, read_tuned
-from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
-from evenpack.studies.equivalence.presentation import plot_equivalence, tuned_tables
-from evenpack.studies.runs.study_file import load_study
+from evenpack.studies.equivalence.compare import TaskComparison, Tuned, compare_tuned, read_tuned
+from evenpack.studies.equivalence.config import EquivalenceSection
+from evenpack.studies.equivalence.presentation import tuned_tables
 
 SECTION = EquivalenceSection(reference="unpacked", margin=0.1)
 
@@ -76,22 +74,3 @@ def test_without_a_finished_fine_tuning_there_is_nothing_to_compare() -> None:
     assert compare_tuned("feeling", {"unpacked": {}, "packed": {}}, SECTION) is None
     assert tuned_tables([], SECTION) == []
     assert compared(packed={1: tuned(0.7)}).arms[0].difference is None
-
-
-def test_tables_and_figure_show_each_run_and_each_difference(tmp_path: Path) -> None:
-    found = compared(
-        unpacked={1: tuned(0.70, 0.80, 0.90), 2: tuned(0.60, 0.70, 0.80)},
-        packed={1: tuned(0.71, 0.81, 0.91), 2: tuned(0.62, 0.72, 0.82)},
-    )
-    console = Console(record=True, width=200)
-    for table in tuned_tables([found], SECTION):
-        console.print(table)
-    text = " ".join(console.export_text().split())
-    for words in ("bootstrap over the median seed's", "0.7000 to 0.9000", "+0.0150", "90 %", "pretraining seed"):
-        assert words in text
-    study, _ = load_study(write_study(tmp_path), EquivalenceConfig, ())
-    write_log(tmp_path, losses=[3.0, 2.0])
-    curves = {"unpacked": {1: read_curve(tmp_path)}}
-    path = tmp_path / "figure.png"
-    plot_equivalence(curves, compare(curves, SECTION), [found, found], study, path, origin="ORIGIN")
-    assert path.read_bytes().startswith(b"\x89PNG")
