@@ -36,12 +36,10 @@ class DyingPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DyingCorpus:
-    """A corpus with one part, number `part`, whose reader dies."""
+class _SameDocuments:
+    """A corpus with the documents of another one."""
 
     corpus: Corpus
-    part: int
-    deaths: Path
 
     @property
     def total_bytes(self) -> int:
@@ -49,6 +47,14 @@ class DyingCorpus:
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         return self.corpus.documents(start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DyingCorpus(_SameDocuments):
+    """A corpus with one part, number `part`, whose reader dies."""
+
+    part: int
+    deaths: Path
 
     def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
         parts = list(self.corpus.parts(target_bytes))
@@ -77,18 +83,10 @@ class SleepingPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SleepingCorpus:
+class SleepingCorpus(_SameDocuments):
     """A corpus of two such parts."""
 
-    corpus: Corpus
     woken: Path
-
-    @property
-    def total_bytes(self) -> int:
-        return self.corpus.total_bytes
-
-    def documents(self, start: int = 0) -> Iterator[Document]:
-        return self.corpus.documents(start)
 
     def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
         return tuple(SleepingPart(number=number, woken=self.woken) for number in range(2))

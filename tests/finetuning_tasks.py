@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +61,22 @@ def write_sentences(folder: Path, *, training: int, evaluation: int) -> Path:
 
 def write_pairs(folder: Path, *, rows: int) -> Path:
     """Writes RTE's files."""
-    folder.mkdir(exist_ok=True)
-    source = random.Random(5)
-    for name in ("train.tsv", "dev.tsv"):
-        lines = ["index\tsentence1\tsentence2\tlabel"]
-        for row in range(rows):
-            first, second = (" ".join(source.choices(WORDS[:-3], k=source.randint(2, 9))) for _ in range(2))
-            lines.append(f"{row}\t{first}\t{second}\t{source.choice(['entailment', 'not_entailment'])}")
-        (folder / name).write_text("\n".join(lines) + "\n")
-    return folder
+    return _write_pairs(folder, rows, "label", lambda source: source.choice(["entailment", "not_entailment"]), seed=5)
 
 
 def write_scores(folder: Path, *, rows: int) -> Path:
     """Writes STS-B's files."""
+    return _write_pairs(folder, rows, "score", lambda source: f"{source.uniform(0, 5):.3f}", seed=6)
+
+
+def _write_pairs(folder: Path, rows: int, column: str, draw: Callable[[random.Random], str], *, seed: int) -> Path:
     folder.mkdir(exist_ok=True)
-    source = random.Random(6)
+    source = random.Random(seed)
     for name in ("train.tsv", "dev.tsv"):
-        lines = ["index\tsentence1\tsentence2\tscore"]
+        lines = [f"index\tsentence1\tsentence2\t{column}"]
         for row in range(rows):
             first, second = (" ".join(source.choices(WORDS[:-3], k=source.randint(2, 9))) for _ in range(2))
-            lines.append(f"{row}\t{first}\t{second}\t{source.uniform(0, 5):.3f}")
+            lines.append(f"{row}\t{first}\t{second}\t{draw(source)}")
         (folder / name).write_text("\n".join(lines) + "\n")
     return folder
 

@@ -262,12 +262,6 @@ FOLDERS: dict[str, Folder] = {
     "years as GPT2Tokenizer": Folder(
         backend=byte_pairs, config=END | {"tokenizer_class": "GPT2Tokenizer"}, class_differs=True
     ),
-    "years as Qwen2Tokenizer": Folder(
-        backend=byte_pairs, config=END | {"tokenizer_class": "Qwen2Tokenizer"}, class_differs=True
-    ),
-    "years as GPTNeoXTokenizer": Folder(
-        backend=byte_pairs, config=END | {"tokenizer_class": "GPTNeoXTokenizer"}, class_differs=True
-    ),
     "years as RobertaTokenizer": Folder(
         backend=_roberta,
         config={"tokenizer_class": "RobertaTokenizer"},
@@ -285,17 +279,12 @@ FOLDERS: dict[str, Folder] = {
         backend=byte_pairs, config=END | {"tokenizer_class": FAST, "pad_token": "!"}
     ),
     "years as no class": Folder(backend=byte_pairs, config=END | {"tokenizer_class": FAST}),
-    "years as LlamaTokenizer": Folder(backend=byte_pairs, config=END | {"tokenizer_class": "LlamaTokenizer"}),
     "years as an unknown class": Folder(backend=byte_pairs, config=END | {"tokenizer_class": "NobodysTokenizer"}),
     "years by kind gpt2": Folder(
         backend=byte_pairs,
         config=END | {"tokenizer_class": "GPT2Tokenizer"},
         section={"kind": "gpt2"},
         class_differs=True,
-    ),
-    "GPT-2 that adds its beginning": Folder(
-        backend=lambda: byte_pairs(pattern=None),
-        config=END | {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "add_bos_token": True},
     ),
     "GPT-2 with a beginning": Folder(
         backend=lambda: byte_pairs(pattern=None),
@@ -309,22 +298,11 @@ FOLDERS: dict[str, Folder] = {
         config={"tokenizer_class": FAST, "bos_token": "<|begin|>", "eos_token": "<|end|>"},
         template_differs=True,
     ),
-    "Llama 3's beginning": Folder(
-        backend=lambda: with_template(byte_pairs(special=_LLAMA), "<|begin|> $A", "<|begin|>"),
-        config={"tokenizer_class": FAST, "bos_token": "<|begin|>", "eos_token": "<|end|>"},
-        section={"kind": "hub", "beginning": "bos"},
-        begins="<|begin|>",
-    ),
     "both ends": Folder(
         backend=lambda: with_template(byte_pairs(special=_LLAMA), "<|begin|> $A <|end|>", "<|begin|>", "<|end|>"),
         config={"tokenizer_class": FAST, "bos_token": "<|begin|>", "eos_token": "<|end|>"},
         section={"kind": "hub", "beginning": "bos"},
         begins="<|begin|>",
-        template_differs=True,
-    ),
-    "an end": Folder(
-        backend=lambda: with_template(byte_pairs(), "$A <|endoftext|>", "<|endoftext|>"),
-        config=END | {"tokenizer_class": FAST},
         template_differs=True,
     ),
     "words that are no merges": Folder(
@@ -336,9 +314,6 @@ FOLDERS: dict[str, Folder] = {
     "no special token by its file": Folder(backend=_unmarked, config=END | {"tokenizer_class": FAST}),
     "special tokens named in the config alone": Folder(
         backend=_unmarked, config=END | {"tokenizer_class": FAST, "additional_special_tokens": ["<|x|>"]}
-    ),
-    "special tokens named in the config alone, as it has them now": Folder(
-        backend=_unmarked, config=END | {"tokenizer_class": FAST, "extra_special_tokens": ["<|x|>"]}
     ),
     "NFKC and lower case": Folder(
         backend=lambda: byte_pairs(
@@ -357,10 +332,6 @@ FOLDERS: dict[str, Folder] = {
             AddedToken("<|x|>", special=True, lstrip=True),
         ),
         config=END | {"tokenizer_class": FAST},
-    ),
-    "added tokens of GPT2Tokenizer": Folder(
-        backend=lambda: with_tokens(byte_pairs(pattern=None), AddedToken("  two", normalized=False)),
-        config=END | {"tokenizer_class": "GPT2Tokenizer"},
     ),
     "names that are no ASCII": Folder(
         backend=lambda: byte_pairs(special=("<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>")),
@@ -386,9 +357,6 @@ FOLDERS: dict[str, Folder] = {
         class_differs=True,
     ),
     "Unigram": Folder(backend=unigram, config=T5 | {"tokenizer_class": FAST}),
-    "Unigram whose config names no unknown token": Folder(
-        backend=unigram, config={"tokenizer_class": FAST, "eos_token": "</s>"}
-    ),
     "Unigram whose config names another unknown token": Folder(
         backend=unigram, config=T5 | {"tokenizer_class": FAST, "unk_token": "<mask>"}
     ),
