@@ -24,6 +24,9 @@ from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
 from evenpack.testing import changed, run_ranks, write_run_file
 
+pytestmark = pytest.mark.slow
+"""`test_golden` has the same commands over a smaller run; the families' tests compare logits with transformers."""
+
 STEPS = 4
 TEXTS = ("late pillow dunk", "tad coven kad")
 VOCABULARY = 120
