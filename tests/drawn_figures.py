@@ -1,32 +1,28 @@
-"""Figures as they are drawn, for tests that look at what is written in them."""
+"""Figures as they are saved, for tests that look at what is drawn and written in them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
-from evenpack.studies.plotting import figure_as_png
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Returns the figures that a test saves, in order."""
+    figures: list[Figure] = []
+    save = Figure.savefig
 
-def keep_figures(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> list[Figure]:
-    """Returns a list that will hold each figure that one of the modules draws."""
-    drawn: list[Figure] = []
+    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
+        save(figure, *arguments, **options)
+        figures.append(figure)
 
-    @contextmanager
-    def keeping(path: Path, *, width: float, height: float) -> Iterator[Figure]:
-        with figure_as_png(path, width=width, height=height) as figure:
-            drawn.append(figure)
-            yield figure
-
-    for module in modules:
-        monkeypatch.setattr(module, "figure_as_png", keeping)
-    return drawn
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
 
 
 def texts_of(figure: Figure) -> str:
-    """All that is written in the figure's legends and below its axes, in one line."""
-    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    return " ".join([*legends, *(text.get_text() for text in figure.texts)]).replace("\n", " ")
+    """All that is written in titles, in legends and below the axes, in one line."""
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()))]
+    labels = [text.get_text() for legend in legends for text in legend.get_texts()]
+    return " ".join([*titles, *labels, *(text.get_text() for text in figure.texts)]).replace("\n", " ")

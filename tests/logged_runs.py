@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from run_records import run_record, start
 
 from evenpack.engine.config import RunConfig
-from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, StartRecord
+from evenpack.engine.reporting.run_record import DataIdentity
 from evenpack.engine.resolving.resolve import open_run
 
 CPU = "CPU (test), 1 thread a rank"
@@ -30,27 +31,15 @@ def log_run(
     run = open_run(config)
     output_dir = config.run.output_dir
     output_dir.mkdir(parents=True, exist_ok=True)
-    record = RunRecord(
-        config=run.config.model_dump(mode="json"),
-        data=DataIdentity(
-            fingerprint=run.prepared.fingerprint(seed=0),
-            tokenizer=run.prepared.manifest.tokenizer.checksum,
-            vocabulary_size=run.prepared.vocabulary_size,
-            pack_length=run.prepared.pack_length,
-            sources=tuple(run.prepared.source_names),
-        ),
-        starts=(
-            StartRecord(
-                steps_done=0,
-                ranks=ranks,
-                device=device,
-                commit=commit,
-                evenpack="0.0",
-                torch="2.0",
-                date="2026-01-01T00:00:00+00:00",
-            ),
-        ),
+    data = DataIdentity(
+        fingerprint=run.prepared.fingerprint(seed=0),
+        tokenizer=run.prepared.manifest.tokenizer.checksum,
+        vocabulary_size=run.prepared.vocabulary_size,
+        pack_length=run.prepared.pack_length,
+        sources=tuple(run.prepared.source_names),
     )
+    started = start(ranks=ranks, device=device, commit=commit)
+    record = run_record(started, data=data, config=run.config.model_dump(mode="json"))
     (output_dir / "run.json").write_text(json.dumps(record.model_dump(mode="json")))
     times = seconds * np.random.default_rng(0).uniform(0.95, 1.05, steps)
     lines = [_record(step, one, sequences, ranks) for step, one in enumerate(times.tolist(), start=1)]

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
 from run_files import run_values, write_run_file
 
 from evenpack.data.manifest import MANIFEST
 from evenpack.finetuning.results import ResultFolder, SeedResult, summarise
+from evenpack.progress import Progress
+from evenpack.studies.runs.jobs import Job
+from evenpack.studies.runs.runner import EndedRun, train_runs
 
 STEPS = 4
 
@@ -121,6 +125,13 @@ class FakeMachine:
         else:
             write_tuned(output_dir, {seed: 0.5 + seed / 100 for seed in call.overrides["run.seeds"]})
         return code
+
+
+def end_jobs(jobs: Sequence[Job], machine: FakeMachine, **options: Any) -> dict[str, EndedRun]:
+    """Lets a machine do what is left to do; returns how each job has ended, by its key."""
+    with Progress(Console(), silent=True) as progress:
+        ended = train_runs(jobs, machine, machine.device_groups(None), progress, **options)
+    return {one.run.key: one for one in ended}
 
 
 def write_tuned(output_dir: Path, accuracies: Mapping[int, float]) -> None:

@@ -95,9 +95,7 @@ def test_the_wheel_alone_packs_plans_and_reads(bare: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "trainer"),
     [
-        ("trainer", "transformers"),
         ("trl", "transformers"),  # which TRL needs, too
-        ("lightning", "lightning"),
         ("torchtitan", "torchtitan"),
         ("isolation", "torch"),
     ],

@@ -25,6 +25,9 @@ from evenpack.launcher.training import check_training, report_training
 from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
 
+pytestmark = pytest.mark.slow
+"""`test_golden` has the same commands over a smaller run; the families' tests compare logits with transformers."""
+
 STEPS = 4
 TEXTS = ("late pillow dunk", "tad coven kad")
 VOCABULARY = 120

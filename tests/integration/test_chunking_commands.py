@@ -17,9 +17,6 @@ from this_process import ThisProcess
 
 from evenpack.console import save_json
 from evenpack.studies.chunking.command import ChunkingCommand
-from evenpack.studies.chunking.study import ChunkingStudy
-from evenpack.studies.plan.options import PlanOptions
-from evenpack.studies.plan.plan import plan_run
 
 GRID = {
     "lengths": [{"max_sequence_length": 32, "rows_per_step": 64, "atoms": [32]}],
@@ -149,14 +146,6 @@ def test_a_shipped_grid_lists_its_runs(name: str, tmp_path: Path) -> None:
     assert len({run["run"] for run in runs}) == len(runs) == SHIPPED[name]
     assert {run["state"] for run in runs} == {"to do"}
     assert not (tmp_path / "out").exists()
-
-
-def test_the_steps_of_the_papers_concat_arms_are_arithmetic(tmp_path: Path) -> None:
-    study = ChunkingStudy(CONFIGS / "studies/atom_size_gpt2_124m.yaml", [f"study.output_dir={tmp_path / 'out'}"])
-    corpus = PlanOptions(corpus_tokens=114_400_095, corpus_documents=799_439)
-    arms = {f"concat_{length}_atom_{length}" for length in (32, 64, 128)}
-    steps = {run.arm: plan_run(run.config, corpus, ranks=1).cost.steps for run in study.runs if run.arm in arms}
-    assert [*steps.values()] == [28_125, 14_063, 14_063], "6 and 5 above table 3's"
 
 
 @pytest.mark.slow

@@ -127,15 +127,6 @@ def test_report_takes_a_run_file_or_a_folder_and_draws_it(run_file: Path, traine
     assert "data holds no metrics.jsonl" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_run_that_is_done_is_shown_again_as_a_table(run_file: Path, trained: Trained) -> None:
-    done = evenpack_process("train", run_file, options=["--cpu-ranks", "1"])
-    assert "nothing to do" in done.stderr
-    for words in ("packing, all data", "padding share, these steps", "tokens/s on 2 ranks", "validation loss, two"):
-        assert words in done.stdout
-    assert f"{trained.value['report']['last_loss']:.4f}" in done.stdout
-
-
 def test_evaluate_finds_the_losses_that_training_has_seen(run_file: Path, trained: Trained) -> None:
     values = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)
     assert values["step"] == STEPS

@@ -104,11 +104,6 @@ def read_log(output_dir: Path) -> list[dict[str, Any]]:
     ("overrides", "message"),
     [
         (["phases.training.arms.lost={training.layot: padded}"], "did you mean 'layout'"),
-        (["training.layout=packed"], "arm unpacked of phase training sets training.layout itself"),
-        (["equivalence.margin=0"], "equivalence.margin"),
-        (["equivalence.reference=packed"], "expected an arm of the last phase"),
-        (["finetune.feeling.settings={training.epoch: 2}"], "seed_1/finetune/feeling of the study: override"),
-        (["finetune.feeling.settings={run.seeds: [3]}"], "run.seeds is set by the study itself"),
         (["finetune.feeling.folder=/nowhere"], "/nowhere has no train.tsv, a file of SST-2: give finetune.feeling"),
     ],
 )

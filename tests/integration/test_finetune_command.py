@@ -76,6 +76,7 @@ def test_a_second_call_trains_nothing_again_and_a_missing_seed_alone(trained: Pa
         }
 
 
+@pytest.mark.slow
 def test_a_model_that_was_not_saved_is_had_by_training_its_seed_again(trained: Path) -> None:
     before, out = results(trained), trained.parent / "out"
     done = evenpack("finetune", trained, "run.save_models=true")

@@ -1,19 +1,18 @@
 """The commands of docs/modernbert.md at a small size: transformers gives the logits of what they leave."""
 
+import contextlib
 import json
 import random
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from finetuning_tasks import SPECIAL, WORDS, write_sentences
+from documented import type_commands, write_inputs
+from finetuning_tasks import WORDS
 from masked_batches import MaskedPair, build_masked_batch
-from repository import ROOT
 from scored_tokens import masked_token_logits
-from small_run import evenpack, evenpack_process, metrics
+from small_run import metrics
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, ModernBertForMaskedLM
 
 from evenpack.models.huggingface import from_huggingface
@@ -48,38 +47,16 @@ TINY_TUNING: dict[str, Any] = {
 TEXT = "good film and a bad cat sat on the mat"
 
 
-def commands() -> list[list[str]]:
-    """Returns the words of each command, without `evenpack`."""
-    text = (ROOT / "docs" / "modernbert.md").read_text(encoding="utf-8")
-    ((data, block),) = re.findall(r'```\nDATA="(.*?)"\n(.*?)```', text, re.DOTALL)
-    lines = block.replace("\\\n", " ").replace("$DATA", data).splitlines()
-    return [shlex.split(line)[1:] for line in lines if line]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Types the commands."""
     folder = tmp_path_factory.mktemp("modernbert")
     source = random.Random(7)
-    (folder / "web").mkdir()
     documents = [" ".join(source.choices(WORDS, k=source.randint(3, 60))) for _ in range(300)]
-    (folder / "web" / "part.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    for name in ("glue", "bert"):
-        (folder / name).mkdir()
-    (folder / "bert" / "vocab.txt").write_text("\n".join(SPECIAL + WORDS) + "\n")
-    write_sentences(folder / "glue" / "SST-2", training=64, evaluation=16)
-    found = commands()
-    assert [words[0] for words in found] == ["prepare", "train", "export", "finetune"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for command, run_file, *words in found:
-            tiny = TINY_TUNING if command == "finetune" else TINY
-            written = [word for word in words if word.partition("=")[0] not in tiny]
-            overrides = [f"{key}={value}" for key, value in tiny.items()]
-            if command == "train":
-                evenpack_process(command, ROOT / run_file, *written, *overrides, options=["--cpu-ranks", "1"])
-            else:
-                evenpack(command, ROOT / run_file, *written, *overrides)
+    write_inputs(folder, "web", documents)
+    with contextlib.chdir(folder):
+        done = type_commands("modernbert.md", TINY, tuning=TINY_TUNING)
+    assert done == ["prepare", "train", "export", "finetune"]
     return folder
 
 

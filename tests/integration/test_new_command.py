@@ -57,18 +57,15 @@ def test_the_run_file_names_the_text_as_it_is(kind: str, name: str, expected: di
     assert config.run.name == "mine"
     assert list(config.data.sources) == [name]
     assert {key: getattr(config.data.sources[name], key) for key in expected} == expected
-    assert str(data) in run_file.read_text()
 
 
 @pytest.mark.parametrize(
     ("text", "files", "separator", "said"),
     [
-        ("a paragraph\nof two lines\n\n", FEW_DOCUMENTS // 2 - 1, "file", f"{FEW_DOCUMENTS // 2 - 1} files = "),
         ("a paragraph\n\n" * 7, 3, "file", "21 (data.sources.{name}.document_separator: blank_line), fewer than 100"),
         ("a paragraph\n\nanother\n\n", FEW_DOCUMENTS // 2, "blank_line", f"= {FEW_DOCUMENTS} documents"),
         ("a paragraph\nof two lines\n \n" * FEW_DOCUMENTS, 1, "blank_line", f"1 file = {FEW_DOCUMENTS} documents"),
         ("a paragraph\n\n" * (MOST_COUNTED + 1), 1, "blank_line", f"{MOST_COUNTED:,} documents or more"),
-        ("one\nof\nmany\nlines\n" * FEW_DOCUMENTS, 1, "file", "1 file = 1 document,"),
         ("one\nof\nmany\nlines\n" * FEW_DOCUMENTS, 1, "file", "Blank lines would divide it into 1 ("),
         ("a paragraph\n\n", FEW_DOCUMENTS, "file", f"{FEW_DOCUMENTS} files"),
     ],
@@ -143,11 +140,8 @@ def test_every_key_is_explained(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "files", "kind", "key"),
     [
-        ("llama_8b", ["vocab.json", "merges.txt"], "gpt2", "path"),
         ("llama_8b", ["vocab.txt"], "bert", "path"),
         ("llama_8b", ["tokenizer.json", "vocab.json", "merges.txt"], "hub", "name"),
-        ("llama_8b", [], "hub", "name"),
-        ("gpt2_small", ["vocab.json", "merges.txt"], "gpt2", "path"),
         ("gpt2_small", ["tokenizer.json", "vocab.json", "merges.txt"], "gpt2", "path"),
         ("gpt2_mini", ["tokenizer.json", "tokenizer_config.json"], "hub", "name"),
         ("gpt2_mini", [], "gpt2", "path"),
@@ -176,7 +170,6 @@ def test_a_run_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "give a name like"),
         ("mine.yml", "give a name like"),
         ("file/mine.yaml", "is not a folder"),
         ("a/b.yaml", ""),
@@ -195,29 +188,17 @@ def test_a_place_where_no_run_file_can_be_is_refused_and_a_folder_is_made(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "gpt2_mini", "--devices", "0"], "--data is missing, and there is no terminal to ask at"),
-        (
-            ["--data", "DATA", "--model", "gpt2_mni", "--devices", "0"],
-            "there is no such model; did you mean 'gpt2_mini'? known: bert_base, bert_large, bert_mini, gpt2_mini,",
-        ),
-        (
-            ["--data", "DATA", "--model", "gpt2_mini", "--devices", "0", "--tokenizer", "/nonexist"],
-            "/nonexist is not a folder",
-        ),
-        (["--data", "DATA", "--model", "bert_mini", "--devices", "0", "--tokenizer", "."], "vocab.txt"),
-        (["--data", "DATA", "--data", "DATA", "--model", "gpt2_mini", "--devices", "0"], "is given twice"),
-        (["--data", "DATA/../*.md", "--model", "gpt2_mini", "--devices", "0"], "no file matches"),
-        (["--data", "~nobody_here/a", "--model", "gpt2_mini", "--devices", "0"], "~nobody_here/a does not exist"),
-        (
-            ["--data", "DATA", "--text-key", "body", "--model", "gpt2_mini", "--devices", "0"],
-            "no key 'body'; existing keys: 'text'",
-        ),
+        ("--model gpt2_mini", "--data is missing, and there is no terminal to ask at"),
+        ("--data DATA --model gpt2_mni", "there is no such model; did you mean 'gpt2_mini'?"),
+        ("--data DATA --model bert_mini --tokenizer .", "vocab.txt"),
+        ("--data DATA/../*.md --model gpt2_mini", "no file matches"),
+        ("--data ~nobody_here/a --model gpt2_mini", "~nobody_here/a does not exist"),
+        ("--data DATA --text-key body --model gpt2_mini", "no key 'body'; existing keys: 'text'"),
     ],
 )
-def test_a_wrong_answer_is_refused_and_nothing_written(options: list[str], message: str, tmp_path: Path) -> None:
-    data = str(write(tmp_path, "jsonl"))
-    given = [option.replace("DATA", data) for option in options]
-    done = evenpack("new", tmp_path / "mine.yaml", options=given, expected=2)
+def test_a_wrong_answer_is_refused_and_nothing_written(options: str, message: str, tmp_path: Path) -> None:
+    given = options.replace("DATA", str(write(tmp_path, "jsonl"))).split()
+    done = evenpack("new", tmp_path / "mine.yaml", options=[*given, "--devices", "0"], expected=2)
     assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "mine.yaml").exists()
 

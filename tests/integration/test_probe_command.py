@@ -47,19 +47,6 @@ def test_the_combination_asked_for_decides_and_the_json_has_every_number(tmp_pat
     assert row["isolation"]["control_deviation"] > 0.1
 
 
-def test_a_function_of_the_current_folder_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = f"stack_{tmp_path.name}"
-    (tmp_path / f"{module}.py").write_text(
-        "import torch\n\n"
-        "def forward(batch):\n"
-        "    return torch.nn.functional.one_hot(batch['input_ids'], 100).float().cumsum(1)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    done = invoke(f"{module}:forward", "--mode", "train")
-    assert done.exit_code == 1
-    assert "leaks" in done.stdout
-
-
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lama is no path and no model type.*did you mean llama"):
         invoke("lama")

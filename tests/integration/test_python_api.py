@@ -144,11 +144,6 @@ def test_deepspeed_is_started_and_its_failure_is_an_error(names: dict[str, Any],
         refused.train(cpu_ranks=1)
 
 
-def test_a_file_in_the_way_is_the_error_of_the_command_line(names: dict[str, Any], folder: Path) -> None:
-    with pytest.raises(evenpack.ConfigError, match="not an empty directory"):
-        names["run"].export(folder / "exported")
-
-
 def test_an_example_trains_a_model_of_others_on_the_batches(
     names: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,17 +23,8 @@ def test_a_throughput_study_prints_draws_and_writes_a_cost_model(run_file: Path,
     plot, model = tmp_path / "figure.png", tmp_path / "model.json"
     options = ["--rounds", "2", "--warmup", "1", "--depths", "1,none", "--samples", "24", "--clock", "cpu"]
     done = evenpack("study throughput", run_file, options=[*options, "--plot", str(plot), "--cost-model", str(model)])
-    for words in (
-        "padded",
-        "unpadded",
-        "optimizer, s",
-        "packing factor",
-        "held-out",
-        "1 thread a rank",
-        f"Drew {plot}",
-    ):
+    for words in ("packing factor", "held-out"):
         assert words in done.stdout
-    assert "to go" in done.stderr
     assert plot.read_bytes().startswith(b"\x89PNG")
     found = CostModel.read(model)
     assert found.measured_on.layers == 2
@@ -59,18 +50,3 @@ def test_two_ranks_measure_together_and_print_once(run_file: Path) -> None:
     assert [row["layout"] for row in value["layouts"]] == ["unpadded", "unpadded/max_tokens"]
     assert all(0.0 < row["wait_share"] < 1.0 for row in value["layouts"])
     assert value["cost_model"] is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "overrides", "message"),
-    [
-        (["study throughput"], ["data.prepared_dir=/nowhere/prepared"], "has not been prepared"),
-    ],
-)
-def test_what_cannot_be_measured_is_said_with_exit_code_2(
-    run_file: Path, arguments: list[str], overrides: list[str], message: str
-) -> None:
-    command, *options = arguments
-    done = evenpack(command, run_file, *overrides, options=options, expected=2)
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from drawn_figures import drawn  # noqa: F401  # a fixture
 from prepared_files import sentences, two_sources, write_jsonl
-from seen_figures import drawn  # noqa: F401  # a fixture
 
 from evenpack.data.prepare import tokenising
 from evenpack.data.prepare.prepare import prepare

@@ -1,6 +1,5 @@
 """The command line takes arguments, prints results, and reports errors as messages."""
 
-import dataclasses
 import errno
 import io
 import json
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from command_line import evenpack
-from seen_figures import DrawnFigure
+from drawn_figures import texts_of
+from matplotlib.figure import Figure
 
 from evenpack.launcher.cli import app as cli
-from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import published_histogram, read_histogram
 from evenpack.studies.lengths.statistics import largest_cdf_gap, total_variation
 from evenpack.version import VERSION
@@ -83,17 +82,14 @@ def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tarin", "run.yaml"], "No such command 'tarin'"),
         (["study", "evenness", "run.yaml"], "No such command 'evenness': use study imbalance; docs/imbalance.md has"),
         (["study", "packing", "squad_1_1_384", "--beside", "x"], "No such option '--beside': use a call for each"),
         (["budget", "run.yaml"], "No such command 'budget': use plan"),
         (["plan", "run.yaml", "--devices=8"], "No such option '--devices': use --ranks"),
-        (["prepare", "run.yaml", "--fast"], "No such option: --fast"),
-        (["prepare"], "Missing argument"),
-        (["train", "run.yaml", "-n", "two"], "Invalid value for '--num-gpus'"),
+        (["train", "run.yaml", "--dry-run", "--rank", "1"], "No such option '--rank': use plan --rank"),
     ],
 )
-def test_what_the_command_line_does_not_know_is_refused(arguments: list[str], message: str) -> None:
+def test_what_is_gone_names_what_to_use_instead(arguments: list[str], message: str) -> None:
     done = evenpack(*arguments)
     assert done.code == 2
     assert message in done.stderr
@@ -127,12 +123,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_a_kind_that_changes_on_the_command_line_is_followed_and_noted(run_file: Path) -> None:
     done = evenpack("config", "show", run_file, "data.tokenizer.kind=gpt2", "data.tokenizer.path=gpt2")
-    assert yaml.safe_load(done.stdout)["data"]["tokenizer"] == {
-        "kind": "gpt2",
-        "path": "gpt2",
-        "encoder": "files",
-        "beginning": "none",
-    }
+    assert yaml.safe_load(done.stdout)["data"]["tokenizer"]["path"] == "gpt2"
     assert done.stderr.count("left out what that kind does not have: vocabulary_size: 300") == 1
 
 
@@ -161,53 +152,30 @@ def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time
 
 
 def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: Path) -> None:
-    done = evenpack("report", run_file, "training.steps=60", "run.output_dir=elsewhere")
-    assert (done.code, "elsewhere holds no metrics.jsonl" in done.stderr) == (2, True)
     long = f"run.name={'a' * 300}"
     assert "elsewhere holds no" in evenpack("report", run_file, long, "run.output_dir=elsewhere").stderr
-    done = evenpack("report", run_file.parent, "training.steps=60")
-    assert (done.code, "training.steps=60 replaces a value of a run file, and none is given" in done.stderr) == (
-        2,
-        True,
-    )
+    refused = evenpack("report", run_file.parent, "training.steps=60").stderr
+    assert "training.steps=60 replaces a value of a run file, and none is given" in refused
 
 
-def test_lengths_of_a_prepared_run_are_shown_and_drawn(prepared: Path, drawn: list[DrawnFigure]) -> None:
+def test_lengths_of_a_prepared_run_are_shown_and_drawn(prepared: Path, drawn: list[Figure]) -> None:
     plot = prepared.parent / "figures" / "lengths.png"
-    done = evenpack("study", "packing", prepared, "--plot", plot)
-    assert done.code == 0
-    assert plot.exists()
-    assert re.match(r"tiny: data text \([0-9a-f]{12}\); evenpack .*; computed, not measured", drawn[0].footer)
-    for word in ("Lengths of tiny", "longest_pack_first", "padding", "Recommended"):
-        assert word in done.stdout
-    values = evenpack("study", "packing", prepared, "--source", "text", "--json").json()
+    values = evenpack("study", "packing", prepared, "--source", "text", "--plot", plot, "--json").json()
     (train,) = evenpack("plan", prepared, "--ranks", "1", "--json").json()["data"]["sources"]
     assert values["lengths"]["sequences"] == train["sequences"]
     assert values["packings"][-2]["packs"] == train["items_per_epoch"]
     assert sum(values["histogram"]) == train["sequences"]
+    assert re.search(r"data text \([0-9a-f]{12}\) of tiny; evenpack .*; computed, not measured", texts_of(drawn[0]))
 
 
 def test_rows_dropped_before_tokenising_are_shown_by_prepare(run_file: Path) -> None:
     override = "data.sources.text.minimum_words=6"
     words = [1 + i % 17 for i in range(200)]
     kept = [count for count in words if count >= 6]
-    prepared = evenpack("prepare", run_file, override)
-    assert prepared.code == 0
-    (figures,) = (
-        line.split()
-        for line in prepared.stdout.splitlines()
-        if line.startswith("text") and "train" not in line and "validation" not in line
-    )
-    dropped = [len(words) - len(kept), sum(words) - sum(kept)]
-    assert figures == [
-        "text",
-        *(f"{len(words)}", f"{dropped[0]}", f"{100 * dropped[0] / len(words):.2f}", "%", f"{len(kept)}"),
-        *(f"{sum(words):,}", f"{dropped[1]:,}", f"{100 * dropped[1] / sum(words):.2f}", "%", f"{sum(kept):,}"),
-    ]
     (row,) = evenpack("prepare", run_file, override, "--json").json()["source_rows"]
-    assert (row["rows_dropped"], row["words_dropped"]) == tuple(dropped)
-    assert "Rows and words before tokenising" in prepared.stdout
-    assert evenpack("study", "packing", run_file, "data.sources.text.minimum_words=7").code == 2
+    dropped = (len(words) - len(kept), sum(words) - sum(kept))
+    assert (row["rows_dropped"], row["words_dropped"]) == dropped
+    assert f"{100 * dropped[0] / len(words):.2f} %" in evenpack("prepare", run_file, override).stdout
 
 
 def test_rows_that_are_packs_already_are_packed_no_further(run_file: Path) -> None:
@@ -241,9 +209,7 @@ def test_lengths_are_taken_from_standard_input(monkeypatch: pytest.MonkeyPatch) 
         (["run.yaml", "--source", "txt"], "did you mean 'text'"),
         (["lengths.txt", "run.seed=1"], "is not a run file"),
         (["lengths.txt", "--pack-length", "6"], "(--pack-length, --long)"),
-        (["lengths.txt", "--pack-length", "6", "--long", "cut"], "known: error, truncate, drop, split"),
         (["lengths.txt", "--long", "split"], "--long split needs --pack-length"),
-        (["run.yaml", "--column", "n"], "--column does not apply to run.yaml, which is a run"),
     ],
 )
 def test_inputs_of_lengths_refuse_what_does_not_go_together(arguments: list[str], message: str, prepared: Path) -> None:
@@ -257,23 +223,12 @@ def test_what_is_done_to_long_sequences_is_reported(tmp_path: Path) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("3 7 9 12\n")
     expected = {"truncate": (1 + 3 + 6, [3, 6, 6, 6]), "drop": (7 + 9 + 12, [3]), "split": (0, [1, 3, 3, 6, 6, 6, 6])}
-    words = {"truncate": "cut", "drop": "left out", "split": "split"}
     for policy, (lost, after) in expected.items():
         arguments = ("study", "packing", source, "--pack-length", "6", "--long", policy)
         values = evenpack(*arguments, "--json").json()
         assert values["long_sequences"] == {"policy": policy, "sequences": 3, "tokens_lost": lost}
         assert values["packings"][0]["packs"] == len(after)
-        assert f"3 sequences longer than 6 were {words[policy]}: {lost} tokens lost" in evenpack(*arguments).stdout
-    fitting = evenpack("study", "packing", source, "--json").json()
-    assert fitting["long_sequences"] == {"policy": "error", "sequences": 0, "tokens_lost": 0}
-    assert "were" not in evenpack("study", "packing", source).stdout
-
-
-def test_commands_on_lengths_have_every_option_on_inputs() -> None:
-    for command in ("study packing", "study imbalance"):
-        shown = evenpack(*command.split(), "--help").stdout
-        for field in dataclasses.fields(SubjectOptions):
-            assert f"--{field.name.replace('_', '-')} " in shown, (command, field.name)
+    assert f"3 sequences longer than 6 were split: {lost} tokens lost" in evenpack(*arguments).stdout
 
 
 def test_a_plan_says_exactly_what_would_happen_and_starts_nothing(prepared: Path) -> None:
@@ -300,7 +255,6 @@ def test_a_plan_may_be_of_ranks_that_are_not_here(prepared: Path) -> None:
     memory = values["memory"]
     assert (memory["device"], memory["capacity"], memory["ranks"]) == ("h100", 80 * 10**9, 4)
     assert memory["total"] < memory["capacity"]
-    assert "4 ranks, without machines" in done.stdout
     assert "It fits into 72.0 GB of h100's 80" in done.stdout
     assert "fits into" not in evenpack("plan", prepared).stdout, "this machine has no GPU that is known"
 
@@ -321,8 +275,6 @@ def test_a_plan_comes_before_the_data(run_file: Path) -> None:
     [
         (["--ranks", "8", "--cpu-ranks", "2"], "leave --num-gpus, --cpu-ranks and --hostfile out"),
         (["--ranks", "4", "--rank", "4"], "--rank 4: 4 ranks have the numbers from 0 to 3"),
-        (["--ranks", "3"], "the number of ranks can be 1, 2, 4"),
-        (["--device", "h1000"], "'h1000' is not known; did you mean 'h100'?"),
         (["--rank", "0", "--corpus-tokens", "9", "--corpus-documents", "1"], "--rank rehearses a step of prepared"),
     ],
 )
@@ -333,20 +285,11 @@ def test_ranks_of_a_plan_that_cannot_be_are_refused(options: list[str], reason: 
     assert not (prepared.parent / "OUT" / "ranks").exists()
 
 
-def test_train_refuses_before_it_starts_anything(run_file: Path) -> None:
-    missing = evenpack("train", run_file)
-    assert missing.code == 2
-    assert "run `evenpack prepare`" in missing.stderr
-    evenpack("prepare", run_file)
-    uneven = evenpack("train", run_file, "--cpu-ranks", "3")
-    assert uneven.code == 2
-    assert "number of ranks can be 1, 2, 4" in uneven.stderr.replace("\n", " ")
-    no_gpus = evenpack("train", run_file, "--num-gpus", "8")
-    assert no_gpus.code == 2
-    assert "--num-gpus 8: PyTorch sees no CUDA device" in no_gpus.stderr
-    extra = evenpack("train", run_file, "deepspeed.extra.train_batch_size=3")
-    assert extra.code == 2
-    assert "training.packs_per_step" in extra.stderr
+def test_train_refuses_before_it_starts_anything(prepared: Path) -> None:
+    no_gpus = evenpack("train", prepared, "--num-gpus", "8")
+    assert (no_gpus.code, "--num-gpus 8: PyTorch sees no CUDA device" in no_gpus.stderr) == (2, True)
+    extra = evenpack("train", prepared, "deepspeed.extra.train_batch_size=3")
+    assert (extra.code, "training.packs_per_step" in extra.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("named", ["0", "best"])
@@ -354,18 +297,6 @@ def test_a_checkpoint_is_named_by_its_step(named: str, run_file: Path) -> None:
     done = evenpack("evaluate", run_file, f"--checkpoint={named}")
     assert done.code == 2
     assert f"expected a step, from 1, found '{named}'" in " ".join(done.stderr.replace("│", "").split())
-
-
-def test_a_step_of_no_checkpoints_is_an_error(prepared: Path) -> None:
-    done = evenpack("evaluate", prepared, "--checkpoint", "1")
-    assert done.code == 2
-    assert "there is no checkpoint in" in done.stderr
-
-
-def test_an_error_is_a_message_without_traceback() -> None:
-    done = evenpack("prepare", "nowhere.yaml")
-    assert (done.code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert done.stderr.startswith("error: run file nowhere.yaml does not exist, ")
 
 
 @pytest.mark.parametrize(
@@ -404,9 +335,6 @@ def test_doctor_fails_where_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> No
         result = IsolationResult(max_deviation=deviation, control_deviation=9.0, tolerance=1e-6)
         monkeypatch.setattr(doctor, "probe_isolation", lambda backend, result=result, **request: result)
         assert evenpack("doctor", "--json").code == code
-    shown = evenpack("doctor")
-    assert "FAILED" in shown.stdout
-    assert "it needs a CUDA device" in shown.stdout or "passed" in shown.stdout
 
 
 def test_what_is_printed_meanwhile_never_reaches_the_json(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,29 +353,30 @@ def test_what_is_printed_meanwhile_never_reaches_the_json(run_file: Path, monkey
 
 
 @pytest.mark.slow
-def test_a_study_compares_pack_lengths_and_recommends() -> None:
+def test_a_study_compares_pack_lengths_and_recommends(tmp_path: Path, drawn: list[Figure]) -> None:
     done = evenpack("study", "packing", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
     assert list(dict.fromkeys(row["pack_length"] for row in done["pack_lengths"])) == [384, 512]
     assert [row["pack_length"] for row in done["pack_lengths_auto"]] == [384, 512]
     assert done["recommendation"]["pack_length"] == 512
-    shown = evenpack("study", "packing", "squad_1_1_384", "--pack-lengths", "392").stdout
-    assert "Recommended: data.pack_length=384 (longer packs, up to 392 slots, would be less than 1 point" in shown
+    evenpack("study", "packing", "squad_1_1_384", "--pack-lengths", "392", "--plot", tmp_path / "both.png")
+    assert "Recommended: 384 slots, " in texts_of(drawn[0]), "392 are fuller by less than a point"
 
 
-def test_a_study_can_pack_a_sample(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
+def test_a_study_can_pack_a_sample(tmp_path: Path, drawn: list[Figure]) -> None:
     arguments = ("study", "packing", "squad_1_1_384", "--depths", "none", "--algorithms", "first_fit_decreasing")
     plot = tmp_path / "sample.png"
     row = evenpack(*arguments, "--sample", "1000", "--plot", plot, "--json").json()["packings"][0]
-    assert drawn[0].footer.endswith("A random sample of 1,000 of 88,641 sequences.")
+    assert "A random sample of 1,000 of 88,641 sequences." in texts_of(drawn[0])
     assert round(row["packs"] * row["packing_factor"]) == 1000
     refused = evenpack(*arguments, "--sample", "100000")
     assert "must have 1 to 88641 sequences, found 100000" in " ".join(refused.stderr.split())
 
 
-def test_lengths_are_held_against_a_published_histogram(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
+def test_lengths_are_held_against_a_published_histogram(tmp_path: Path, drawn: list[Figure]) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("40 200 200 511\n")
-    found = evenpack("study", "packing", source, "--against", "wikipedia_512", "--json").json()["against"]
+    options = ("--against", "wikipedia_512", "--plot", tmp_path / "both.png", "--json")
+    found = evenpack("study", "packing", source, *options).json()["against"]
     first, second = read_histogram(str(source)), published_histogram("wikipedia_512")
     assert found == {
         "origin": "wikipedia_512",
@@ -457,13 +386,7 @@ def test_lengths_are_held_against_a_published_histogram(tmp_path: Path, drawn: l
         "total_variation": pytest.approx(total_variation(first, second)),
         "largest_cdf_gap": pytest.approx(largest_cdf_gap(first, second)),
     }
-    shown = evenpack("study", "packing", source, "--against", "wikipedia_512", "--plot", tmp_path / "both.png").stdout
-    assert "wikipedia_512" in drawn[0].labels, "both are drawn"
-    assert "Against wikipedia_512: data 16,279,552 sequences, 4,164,796,173 tokens; total" in drawn[0].footer
-    assert "Lengths compared with those of wikipedia_512" in shown
-    assert f"{total_variation(first, second):.4f}" in shown
-    assert f"{largest_cdf_gap(first, second):.4f}" in shown
-    assert "against" not in evenpack("study", "packing", source, "--pack-lengths", "600", "--json").json()
+    assert "wikipedia_512" in texts_of(drawn[0]), "both are drawn"
 
 
 def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Path) -> None:
@@ -484,7 +407,6 @@ def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Pat
     [
         (["squad_1_1_384", "--depths", "3", "--against", "wikipedia_512"], "--against and --depths do not go"),
         (["squad_1_1_384", "--against", "run.yaml"], "run.yaml is a run: make it INPUT instead"),
-        (["squad_1_1_384", "--against", "wikipedia_500"], "--against wikipedia_500: wikipedia_500 cannot be read"),
         (["squad_1_1_384", "--against", "zero.txt"], "--against zero.txt: "),
     ],
 )
@@ -516,7 +438,6 @@ def test_a_study_is_printed_and_saved(tmp_path: Path) -> None:
     [
         ("study.txt", "--save writes a JSON file: give a name like"),
         ("file/study.json", "is not a folder"),
-        ("", "/result.json"),
     ],
 )
 def test_a_file_that_cannot_be_saved_is_refused_before_the_work(name: str, message: str, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The run file of a fork gives the same run as its parent's."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,25 +42,29 @@ def test_kinds_and_keys_of_others_are_kept(tmp_path):
     assert load_run_file(tmp_path / "run.yaml", RunConfig) == config
 
 
+def checkpoint_of(config: RunConfig, path: Path, *, step: int) -> Checkpoint:
+    state = TrainState(
+        step=step,
+        fingerprint="f",
+        world_size=1,
+        zero_stage=0,
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.0, per_segment=0.0),
+        config=config.model_dump(mode="json"),
+        reached_accuracy=None,
+        samples=0,
+    )
+    return Checkpoint(path=path, state=state, files=(), saved_at=0.0)
+
+
 @pytest.mark.parametrize(("has_moved", "place"), [(False, "trunk"), (True, "moved")])
 def test_the_data_is_beside_the_checkpoint_or_where_the_run_file_has_it(tmp_path: Path, has_moved: bool, place: str):
     """The first checkpoint of a fork has the trunk's run file, and the fork's own folder has no data."""
     trunk = run_config(
         run_values("llama", tmp_path, run={"output_dir": tmp_path / "trunk"}, data={"prepared_dir": None})
     )
-    state = TrainState(
-        step=3,
-        fingerprint="f",
-        world_size=1,
-        zero_stage=0,
-        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.0, per_segment=0.0),
-        config=trunk.model_dump(mode="json"),
-        reached_accuracy=None,
-        samples=0,
-    )
     (tmp_path / place / "data").mkdir(parents=True)
     parent = ParentSection(run=tmp_path / ("moved" if has_moved else "fork"), step=3)
-    checkpoint = Checkpoint(path=parent.run / "checkpoints" / "step_000003", state=state, files=(), saved_at=0.0)
+    checkpoint = checkpoint_of(trunk, parent.run / "checkpoints" / "step_000003", step=3)
     values = _values(checkpoint, parent, "child")
     assert values["data"]["prepared_dir"] == str(tmp_path / place / "data")
     assert values["run"]["output_dir"] == str(tmp_path / "child")
@@ -85,18 +88,8 @@ def test_a_fork_of_a_fork_at_its_first_step_has_the_run_file_of_the_fork(tmp_pat
     }
     (tmp_path / "fork").mkdir()
     (tmp_path / "fork" / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    state = TrainState(
-        step=3,
-        fingerprint="f",
-        world_size=1,
-        zero_stage=0,
-        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.0, per_segment=0.0),
-        config=run_config(run_values("llama", tmp_path)).model_dump(mode="json"),
-        reached_accuracy=None,
-        samples=0,
-    )
     for step, decay in ((3, 0.25), (4, None)):
-        checkpoint = Checkpoint(path=tmp_path, state=replace(state, step=step), files=(), saved_at=0.0)
+        checkpoint = checkpoint_of(run_config(run_values("llama", tmp_path)), tmp_path, step=step)
         values = _values(checkpoint, ParentSection(run=tmp_path / "fork", step=step), "child")
         assert values["optimizer"].get("weight_decay") == decay
         assert values["run"]["parent"] == {"run": str(tmp_path / "fork"), "step": step}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from repository import ROOT, find_tool
+from slow_cases import slow_but
 
 SCRIPT = ROOT / "examples" / "train.sbatch"
 
@@ -36,7 +37,7 @@ def submitted(folder: Path, code: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, cwd=folder, env=environment)
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(75, True), (1, False)])
+@pytest.mark.parametrize(("code", "requeued"), slow_but([75], [(75, True), (1, False)]))
 def test_a_run_that_saved_before_its_time_was_up_is_queued_again(tmp_path: Path, code: int, requeued: bool) -> None:
     process, record = submitted(tmp_path, code), tmp_path / "record"
     while "--node_rank=0" not in (record.read_text() if record.exists() else ""):

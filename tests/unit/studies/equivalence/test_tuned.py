@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from study_files import write_tuned
 
 from evenpack.errors import DataError
@@ -75,16 +74,3 @@ def test_without_a_finished_fine_tuning_there_is_nothing_to_compare() -> None:
     assert compare_tuned("feeling", {"unpacked": {}, "packed": {}}, SECTION) is None
     assert tuned_tables([], SECTION) == []
     assert compared(packed={1: tuned(0.7)}).arms[0].difference is None
-
-
-def test_tables_show_each_run_and_each_difference() -> None:
-    found = compared(
-        unpacked={1: tuned(0.70, 0.80, 0.90), 2: tuned(0.60, 0.70, 0.80)},
-        packed={1: tuned(0.71, 0.81, 0.91), 2: tuned(0.62, 0.72, 0.82)},
-    )
-    console = Console(record=True, width=200)
-    for table in tuned_tables([found], SECTION):
-        console.print(table)
-    text = " ".join(console.export_text().split())
-    for words in ("bootstrap over the median seed's", "0.7000 to 0.9000", "+0.0150", "90 %", "pretraining seed"):
-        assert words in text

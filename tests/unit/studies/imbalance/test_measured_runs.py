@@ -1,6 +1,5 @@
 """`study imbalance RUN.yaml`: what is taken from the run, and its steps beside those of a baseline run."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -128,13 +127,11 @@ def test_the_devices_that_an_option_gives_to_a_log_are_compared_with_those_of_th
     measured = studied(packed, log_devices=4, **given).measured
     assert measured is not None
     assert measured.speed_up == pytest.approx(1.0, rel=0.01)
-    for devices in (2, None):
-        message = rf"packed.txt ran on {devices or 8} ranks \(--log-devices, 8 by .*\) and its baseline padded on 4"
-        with pytest.raises(ConfigError, match=message):
-            studied(packed, log_devices=devices, **given)
+    with pytest.raises(ConfigError, match=r"packed.txt ran on 8 ranks .* and its baseline padded on 4"):
+        studied(packed, **given)
 
 
-def test_a_log_of_other_settings_is_left_out_by_name(packed: RunConfig, padded: RunConfig) -> None:
+def test_a_log_of_other_settings_or_over_other_data_is_left_out_by_name(packed: RunConfig, padded: RunConfig) -> None:
     log_run(packed)
     study = studied(packed, "training.packs_per_step=16")
     assert study.measured is None
@@ -144,35 +141,22 @@ def test_a_log_of_other_settings_is_left_out_by_name(packed: RunConfig, padded: 
     with pytest.raises(ConfigError, match="other settings"):
         studied(packed, "training.packs_per_step=16", baseline_run=log_run(padded))
 
-
-def test_a_log_over_other_data_is_left_out_by_name(packed: RunConfig) -> None:
-    record_file = log_run(packed) / "run.json"
+    record_file = packed.run.output_dir / "run.json"
     record = json.loads(record_file.read_text())
     record["data"]["fingerprint"] = "other"
     record_file.write_text(json.dumps(record))
-    study = studied(packed)
-    assert study.measured is None
-    (note,) = study.notes
+    (note,) = studied(packed).notes
     assert "is of a run over other data than" in note
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ({"ranks": 4}, "packed ran on 2 ranks and its baseline padded on 4"),
-        ({"device": "NVIDIA H100"}, "was measured on CPU .* and its baseline padded on NVIDIA H100"),
-    ],
-)
-def test_a_baseline_on_other_devices_is_refused(
-    other: dict[str, Any], message: str, packed: RunConfig, padded: RunConfig
+def test_a_baseline_on_other_devices_of_another_model_or_over_other_data_is_refused(
+    packed: RunConfig, padded: RunConfig
 ) -> None:
     log_run(packed)
-    with pytest.raises(ConfigError, match=message):
-        studied(packed, baseline_run=log_run(padded, **other))
-
-
-def test_a_baseline_of_another_model_or_other_data_is_refused(packed: RunConfig, padded: RunConfig) -> None:
-    log_run(packed)
+    with pytest.raises(ConfigError, match="packed ran on 2 ranks and its baseline padded on 4"):
+        studied(packed, baseline_run=log_run(padded, ranks=4))
+    with pytest.raises(ConfigError, match=r"was measured on CPU .* and its baseline padded on NVIDIA H100"):
+        studied(packed, baseline_run=log_run(padded, device="NVIDIA H100"))
     deeper = changed(padded, model={"layers": 3})
     with pytest.raises(ConfigError, match=r"another model than packed .*model.layers .* and 3"):
         studied(packed, baseline_run=log_run(deeper))
@@ -252,9 +236,7 @@ def test_the_command_line_takes_a_run_and_its_baseline(packed: RunConfig, padded
     options = ("--baseline-run", log_run(padded, seconds=1.0), "--devices", "1,2", "--steps", "30")
     code, out, _ = evenpack("study", "imbalance", run_file, *options)
     assert code == 0
-    assert "of the run   4 packs per micro-batch, 1 to a step, on its 2 ranks; ZeRO 0" in out
     assert "2.000 (95 %: " in out
-    assert f"warning: packed was measured on {CPU}" in out
 
 
 @pytest.mark.parametrize(
@@ -262,15 +244,10 @@ def test_the_command_line_takes_a_run_and_its_baseline(packed: RunConfig, padded
     [
         ({"baseline_run": Path("nowhere")}, "--baseline-run nowhere: there is no nowhere/metrics.jsonl"),
         ({"baseline_run": Path("nowhere.yaml")}, "nowhere.yaml"),
+        ({"regime_steps": 500}, "--regime-steps is an option for a log"),
+        ({"log_devices": 2}, "--log-devices is an option for a log"),
     ],
 )
 def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_study(ImbalanceCommand(**given), pytest.fail)
-
-
-def test_log_options_without_a_log_are_refused() -> None:
-    for name, value in (("regime_steps", 500), ("log_devices", 2)):
-        given = dataclasses.replace(ImbalanceCommand(), **{name: value})
-        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is an option for a log"):
-            run_study(given, lambda: find_subject("squad_1_1_384", [], SubjectOptions()))
+        run_study(ImbalanceCommand(**given), lambda: find_subject("squad_1_1_384", [], SubjectOptions()))

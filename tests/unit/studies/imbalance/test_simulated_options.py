@@ -13,7 +13,6 @@ from evenpack.studies.lengths.reading import published_histogram
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("1..2048", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]),
         ("3..20", [3, 4, 8, 16, 20]),
         ("8, 1,24,8", [1, 8, 24]),
         ("5..5", [5]),
@@ -24,17 +23,17 @@ def test_devices_are_a_range_of_powers_of_two_or_a_list(given: str, expected: li
     assert list(parse_devices(given)) == expected
 
 
-@pytest.mark.parametrize("given", ["0", "1..", "1.5", "", "²"])
-def test_devices_that_are_no_positive_integers_are_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not a positive integer; give 1\.\.2048"):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *((given, "is not a positive integer") for given in ("0", "1..", "1.5", "", "²")),
+        ("8..2", "is descending"),
+        ("1..1000000000", "up to 131,072 devices"),
+    ],
+)
+def test_devices_that_are_no_numbers_or_beyond_reason_are_refused(given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         parse_devices(given)
-
-
-def test_ranges_that_run_backwards_and_clusters_beyond_reason_are_refused() -> None:
-    with pytest.raises(ConfigError, match="is descending"):
-        parse_devices("8..2")
-    with pytest.raises(ConfigError, match=r"up to 131,072 devices"):
-        parse_devices("1..1000000000")
 
 
 @pytest.mark.parametrize("options", [{"batch": 1 << 21}, {"batch": 1, "packs": 1 << 21}, {"accumulation": 1 << 16}])

@@ -90,7 +90,6 @@ def test_a_broken_row_and_a_missing_file_are_named(glue_dir: str, tokenizer: str
         ("glue:cola", {}, r"texts \(sentence\): they need --glue-dir .* Those of glue:cola, glue:sst2,"),
         ("glue:colla", {"tokenizer": "t"}, r"'colla' is not a task of GLUE; did you mean 'cola'\?"),
         ("glue:cola", {"tokenizer": "t", "column": "label"}, "--column does not apply to glue:cola, .*--glue-dir"),
-        ("mnli.tsv", {"tokenizer": "t"}, "--glue-dir does not apply to mnli.tsv"),
         ("wikipedia_512", {}, "--glue-dir does not apply to wikipedia_512"),
     ],
 )

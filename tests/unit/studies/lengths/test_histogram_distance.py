@@ -13,24 +13,6 @@ def histogram(*counts: int) -> LengthHistogram:
     return LengthHistogram(counts=np.array(counts, dtype=np.int64))
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "variation", "gap"),
-    [
-        ((1, 2, 1), (10, 20, 10), 0.0, 0.0),
-        ((1, 0), (0, 1), 1.0, 1.0),
-        ((1,), (0, 0, 0, 1), 1.0, 1.0),
-        ((2, 0, 2), (0, 4), 1.0, 0.5),
-        ((1, 1, 1, 1), (2, 0, 2, 0), 0.5, 0.25),
-    ],
-)
-def test_cases_that_are_solved_by_hand(
-    first: tuple[int, ...], second: tuple[int, ...], variation: float, gap: float
-) -> None:
-    for pair in ((histogram(*first), histogram(*second)), (histogram(*second), histogram(*first))):
-        assert total_variation(*pair) == pytest.approx(variation)
-        assert largest_cdf_gap(*pair) == pytest.approx(gap)
-
-
 counts = st.lists(st.integers(0, 30), min_size=1, max_size=20).filter(any)
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,32 +61,21 @@ def write_csv(folder: Path, columns: dict[str, list[Any]], suffix: str = ".csv")
     return str(folder / f"some{suffix}")
 
 
-def write_tsv(folder: Path, columns: dict[str, list[Any]]) -> str:
-    return write_csv(folder, columns, ".tsv")
-
-
-def lines(columns: dict[str, list[Any]]) -> bytes:
+def write_lines(
+    folder: Path, columns: dict[str, list[Any]], suffix: str = "", compress: Callable[[bytes], bytes] = bytes
+) -> str:
     rows = zip(*columns.values(), strict=True)
-    return b"".join(json.dumps(dict(zip(columns, row, strict=True))).encode() + b"\n\n" for row in rows)
+    lines = b"".join(json.dumps(dict(zip(columns, row, strict=True))).encode() + b"\n\n" for row in rows)
+    (folder / f"some.jsonl{suffix}").write_bytes(compress(lines))
+    return str(folder / f"some.jsonl{suffix}")
 
 
-def write_jsonl(folder: Path, columns: dict[str, list[Any]]) -> str:
-    (folder / "some.jsonl").write_bytes(lines(columns))
-    return str(folder / "some.jsonl")
-
-
-def write_zst(folder: Path, columns: dict[str, list[Any]]) -> str:
-    (folder / "some.jsonl.zst").write_bytes(zstd.compress(lines(columns)))
-    return str(folder / "some.jsonl.zst")
-
-
-def write_gz(folder: Path, columns: dict[str, list[Any]]) -> str:
-    (folder / "some.jsonl.gz").write_bytes(gzip.compress(lines(columns)))
-    return str(folder / "some.jsonl.gz")
-
-
-WRITERS: list[Writer] = [write_parquet, write_dictionaries, write_csv, write_tsv, write_jsonl, write_zst, write_gz]
-WITH_LISTS = [write for write in WRITERS if write not in (write_csv, write_tsv)]
+WITH_LISTS: list[Writer] = [
+    *(write_parquet, write_dictionaries, write_lines),
+    partial(write_lines, suffix=".zst", compress=zstd.compress),
+    partial(write_lines, suffix=".gz", compress=gzip.compress),
+]
+WRITERS = [*WITH_LISTS, write_csv, partial(write_csv, suffix=".tsv")]
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +88,16 @@ def counts(source: str, **options: str) -> list[int]:
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_integers_and_texts_of_every_format_become_lengths(write: Writer, tmp_path: Path, tokenizer: str) -> None:
+def test_integers_lists_and_texts_of_every_format_become_lengths(write: Writer, tmp_path: Path, tokenizer: str) -> None:
     source = write(tmp_path, ROWS)
+    if write in WITH_LISTS:
+        assert counts(source, column="input_ids") == OF_COLUMN["input_ids"]
     assert counts(source, column="n") == OF_COLUMN["n"]
     assert counts(source, column="text", tokenizer=tokenizer) == OF_COLUMN["text"]
     assert counts(source, tokenizer=tokenizer) == OF_COLUMN["text"]
     assert counts(source, column="text,other", tokenizer=tokenizer) == OF_COLUMN["pair"]
-
-
-@pytest.mark.parametrize("write", WITH_LISTS)
-def test_lists_count_their_items(write: Writer, tmp_path: Path) -> None:
-    assert counts(write(tmp_path, ROWS), column="input_ids") == OF_COLUMN["input_ids"]
+    only = {"text": ["a", "b"], "size": [2, 3], "share": [0.5, 2.0]}
+    assert counts(write(tmp_path, only)) == [0, 1, 1], "the only column of integers"
 
 
 @pytest.mark.parametrize("kind", [pa.large_list(pa.int32()), pa.list_(pa.int32(), 3), pa.uint8(), pa.uint64()])
@@ -116,13 +105,6 @@ def test_other_types_of_parquet_count_too(kind: Any, tmp_path: Path) -> None:
     values = [3, 3] if pa.types.is_integer(kind) else [[1, 2, 3], [4, 5, 6]]
     pyarrow.parquet.write_table(pa.table({"x": pa.array(values, kind)}), tmp_path / "some.parquet")
     assert counts(str(tmp_path / "some.parquet")) == [0, 0, 2]
-
-
-@pytest.mark.parametrize("write", WRITERS)
-def test_the_only_column_of_integers_is_taken(write: Writer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "evenpack"):
-        assert counts(write(tmp_path, {"text": ["a", "b"], "size": [2, 3], "share": [0.5, 2.0]})) == [0, 1, 1]
-    assert "using column 'size'" in caplog.text
 
 
 @pytest.mark.parametrize("write", WITH_LISTS)
@@ -158,18 +140,9 @@ def test_text_needs_a_tokenizer_and_a_tokenizer_needs_text(write: Writer, tmp_pa
         with pytest.raises(ConfigError, match="--tokenizer makes lengths of text, but column"):
             counts(source, column=column, tokenizer=tokenizer)
     with pytest.raises(ConfigError, match="two columns are the texts of a pair"):
-        counts(source, column="n,n")
-    with pytest.raises(ConfigError, match="two columns are the texts of a pair"):
         counts(source, column="text,other,text", tokenizer=tokenizer)
     with pytest.raises(ConfigError, match="--column text,text names a column twice"):
         counts(source, column="text,text", tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize("cell", ["1_0", "the cat"])
-def test_a_column_of_other_cells_than_numbers_is_text(cell: str, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(f"n\n3\n{cell}\n")
-    with pytest.raises(ConfigError, match=r"column 'n' of .* is text .*need --tokenizer"):
-        counts(str(tmp_path / "a.csv"), column="n")
 
 
 BAD_VALUES: dict[str, tuple[list[Any], str]] = {
@@ -198,16 +171,8 @@ def test_an_empty_list_and_a_missing_text_have_no_length(write: Writer, tmp_path
         counts(write(tmp_path, {"text": ["it", None]}), tokenizer=tokenizer)
 
 
-def test_lists_of_lists_are_no_lengths(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path, {"n": [[[1, 2], [3]]]})
-    with pytest.raises(DataError, match=r"column 'n' of .* is list.* expected integers, lists of no further lists"):
-        counts(source, column="n")
-    with pytest.raises(DataError, match="has 0 columns of integers or lists"):
-        counts(source)
-
-
-@pytest.mark.parametrize("write", [write_parquet, write_jsonl, write_gz])
-def test_a_column_that_begins_with_nothing_is_named_with_its_row(write: Writer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [write_parquet, write_lines])
+def test_a_column_of_nothing_is_named_with_its_first_row(write: Writer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 0 \(from 0\): 'n' is null"):
         counts(write(tmp_path, {"n": [None, None]}), column="n")
 
@@ -231,34 +196,27 @@ def test_a_table_without_rows_is_empty(write: Writer, tmp_path: Path) -> None:
 
 
 BROKEN_FILES = {
-    "an empty parquet file": ("a.parquet", b"", "is not readable as parquet"),
     "no parquet file": ("a.parquet", b"PAR1 nothing PAR1", "is not readable as parquet"),
-    "an empty csv file": ("a.csv", b"", "is not readable as csv: Empty CSV file"),
     "a row of too few cells": ("a.csv", b"n,m\n1,2\n3\n", "is not readable as csv: .*Expected 2 columns, got 1"),
     "two columns of one name": ("a.csv", b"n,n\n1,2\n", "has 2 columns 'n': rename all but one"),
     "no UTF-8": ("a.csv", "n\n3\n".encode("utf-16"), "is not readable as csv"),
     "lists in a list": ("a.jsonl", b'{"n": [[1, 2], [3]]}\n', "column 'n' of .* is list.* lists of no further lists"),
     "bare lengths": ("a.csv", b"3\n4\n", "begins with the numbers 3 where a header row was expected"),
-    "an empty jsonl file": ("a.jsonl", b"", "Empty JSON stream"),
     "no JSON": ("a.jsonl", b'{"n": 3}\n{"n": \n', "is not readable as JSON lines: .* in row 1"),
-    "no object": ("a.jsonl", b'{"n": 3}\n[3]\n', "changed from object to array in row 1"),
     "another key": ("a.jsonl", b'{"n": 3}\n\n{"m": 3}\n', r"row 1 \(from 0\): 'n' is null"),
-    "a key twice": ("a.jsonl", b'{"n": 3, "n": 4}\n', "specified twice in row 0"),
     "another type": ("a.jsonl", b'{"n": 3}\n{"n": "3"}\n', "changed from number to string in row 1"),
-    "a truth value": ("a.jsonl", b'{"n": 3}\n{"n": true}\n', "changed from number to boolean in row 1"),
-    "an object inside": ("a.jsonl", b'{"n": {"a": 1}}\n', "column 'n' of .* is struct"),
     "a number beyond 64 bits": ("a.jsonl", b'{"n": 99999999999999999999}\n', "a length must be 16777216 or less"),
     "a cut gzip file": ("a.jsonl.gz", gzip.compress(b'{"n": 3}\n' * 99)[:-12], "ended before"),
-    "a cut zstd file": ("a.jsonl.zst", zstd.compress(b'{"n": 3}\n' * 99)[:-3], "ended before"),
     "a damaged zstd file": ("a.jsonl.zst", zstd.compress(b'{"n": 3}\n') + b"junk", "is not readable as JSON lines"),
-    "a damaged gzip file": ("a.jsonl.gz", gzip.compress(b"")[:10] + b"\xff" * 20, "is not readable as JSON lines"),
+    "a file that is not there": ("a/a.csv", None, "cannot be read: No such file"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN_FILES)
 def test_a_broken_file_is_named_with_what_is_wrong(case: str, tmp_path: Path) -> None:
     name, content, message = BROKEN_FILES[case]
-    (tmp_path / name).write_bytes(content)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         counts(str(tmp_path / name), column="n")
 
@@ -269,10 +227,9 @@ def test_a_frame_with_a_window_of_two_gibibytes_can_be_read(tmp_path: Path) -> N
     assert counts(str(tmp_path / "a.jsonl.zst"), column="n") == [0, 0, 1]
 
 
-@pytest.mark.parametrize("text", [rb"the \ud800", b"the \xff"])
-def test_text_that_is_no_unicode_is_refused(text: bytes, tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "it"}\n{"text": "' + text + b'"}\n')
-    with pytest.raises(DataError, match=r"is not readable as JSON lines: .*(surrogate pair|UTF8)"):
+def test_text_that_is_no_unicode_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "it"}\n{"text": "the \xff"}\n')
+    with pytest.raises(DataError, match="is not readable as JSON lines"):
         counts(str(tmp_path / "a.jsonl"), tokenizer=tokenizer)
 
 
@@ -287,12 +244,6 @@ def test_rows_beyond_the_first_block_have_its_columns(
         file.write(late)
     with pytest.raises(DataError):
         counts(str(tmp_path / "a.jsonl"), column="n")
-
-
-def test_a_file_that_is_not_there_is_no_dataset(tmp_path: Path) -> None:
-    for name in ("a.parquet", "a.csv", "a.jsonl.zst"):
-        with pytest.raises(DataError, match="cannot be read: No such file"):
-            counts(str(tmp_path / name), column="n")
 
 
 def test_long_tables_are_read_in_parts_and_every_row_is_counted(

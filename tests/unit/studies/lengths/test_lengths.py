@@ -36,13 +36,6 @@ def test_every_format_gives_the_same_histogram(tmp_path: Path, monkeypatch: pyte
         assert read_histogram(source).counts.tolist() == COUNTS, source
 
 
-def test_a_long_text_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_TEXT_BYTES", 64)
-    values = np.random.default_rng(0).integers(1, 500, 400)
-    source = write(tmp_path / "lengths.txt", "\n".join(map(str, values)))
-    assert read_histogram(source).counts.tolist() == np.bincount(values)[1:].tolist()
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 20])
 @pytest.mark.parametrize("separator", [" ", "\n", "\r\n", "\t \v\f"])
 def test_words_are_whole_wherever_the_parts_of_a_text_end(
@@ -58,15 +51,6 @@ def test_words_are_whole_wherever_the_parts_of_a_text_end(
     line = 1 + 2 * separator.count("\n")
     with pytest.raises(DataError, match=f"word.txt, line {line}: expected whole numbers, found '4x'"):
         read_histogram(str(tmp_path / "word.txt"))
-
-
-def test_a_wrong_length_is_named_by_its_index_in_the_whole_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_TEXT_BYTES", 64)
-    source = write(tmp_path / "lengths.txt", "\n".join(["12"] * 300 + ["0"] + ["12"] * 300))
-    with pytest.raises(DataError, match=r"lengths.txt, index 300: a length must be .* found 0"):
-        read_histogram(source)
 
 
 def test_numbers_may_be_the_counts_of_a_histogram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +105,7 @@ def test_one_of_several_histograms_is_chosen_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "3 4\n5 x7 1\n", "line 2: expected whole numbers, found 'x7'"),
         ("a.txt", "99999999999999999999\n", "line 1: expected whole numbers"),
-        ("a.txt", "3 0 4\n", "index 1: a length must be 1 or more, found 0"),
         ("a.txt", f"{1 << 40}\n", "index 0: a length must be 16777216 or less, found 1099511627776"),
         ("a.txt", "3\n\x00\x01\n", r"line 2: expected whole numbers, found '\\x00\\x01'"),
         ("a.txt", "", "histogram is empty"),
@@ -159,19 +141,14 @@ MOST = 9223372036854775807
 
 WRONG_JSON = {
     "a fraction": ("[1, 2.5, 3]", "at 2: .*found 2.5"),
-    "not a number": ("[1, NaN, 3]", "at 2: .*found NaN"),
-    "text": ('[1, "2"]', 'at 2: .*found "2"'),
     "true by length": ('{"5": true}', "at 5: .*found true"),
     "beyond int64": ("[1, 99999999999999999999]", "at 2: .*found 99999999999999999999"),
     "more digits than are read": (f"[{'9' * 5000}]", "is not JSON"),
     "too many tokens": (f"[1, {MOST}]", r"up to 2\*\*62 tokens"),
     "a negative count": ('{"7": -1}', "at 7: .*found -1"),
-    "a length beyond int64": (
-        '{"99999999999999999999999": 1}',
-        'at 9+: .*16777216, found "99999999999999999999999"',
-    ),
     "length 0": ('{"3": 1, "0": 4}', 'at .*found "0"'),
-    "no length": ('{"3": 1, "short": 4}', 'at .*found "short"'),
+    "a length twice": ('{"3": 4, "3": 5}', '"3" occurs twice in one object, with 4 and 5'),
+    "a length in two ways": ('{"3": 4, "03": 5}', "a length occurs twice"),
     "no counts at all": ("[0, 0]", "the histogram is empty"),
     "a name without counts": ('{"a": [4], "b": 5}', r", b: expected counts by length .*, found 5"),
     "too deep": ("[" * 100_000, "nested too deep"),
@@ -196,10 +173,8 @@ def test_the_chosen_of_several_histograms_is_named_where_it_is_wrong(tmp_path: P
 
 WRONG_ARRAYS = {
     "zero": (np.array([3, 2, 0], np.uint16), False, "index 2: a length must be 1 or more, found 0"),
-    "too great": (np.array([1 << 40, 1]), False, "index 0: a length must be 16777216 or less, found 1099511627776"),
     "beyond int64": (np.array([1, 1 << 63], np.uint64), False, "index 1: a length must be 16777216 or less"),
     "no length": (np.zeros(0, np.int64), False, "holds no sequence"),
-    "a negative count": (np.array([3, -1]), True, "a count of sequences must be 0 or more; length 2 has -1"),
     "a count beyond int64": (
         np.array([3, 1 << 63], np.uint64),
         True,

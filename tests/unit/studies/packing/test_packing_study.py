@@ -105,6 +105,7 @@ def test_longer_packs_are_tried_up_to_twice_the_length():
     assert pack_lengths_to_try(27) == (27, 32, 34, 36, 41, 54)
     assert pack_lengths_to_try(512) == (512, 600, 640, 688, 768, 1024)
     assert pack_lengths_to_try(1) == (1, 2)
+    assert pack_lengths_to_try(10_000_000)[-1] == 15_000_000, "no pack can be longer"
 
 
 def test_figure_10_is_a_sweep_over_depths():
@@ -161,33 +162,17 @@ def test_rows_of_one_depth_share_the_best_bound_and_others_do_not():
     assert greedy.gap == 0
 
 
-def test_named_algorithms_run_at_every_depth_and_each_is_announced():
-    announced = []
-    rows = study_packing(
-        LengthHistogram(counts=np.array([4, 5, 6])),
-        pack_length=6,
-        depths=(2, None),
-        choices=[PackerChoice(algorithm=name) for name in ("first_fit_decreasing", "next_fit")],
-        begin=announced.append,
-    )
-    expected = [(name, depth) for depth in (2, None) for name in ("first_fit_decreasing", "next_fit")]
-    assert [(row.algorithm, row.depth_limit) for row in rows] == expected
-    limits = {2: "depth 2", None: "no limit of depth"}
-    assert announced == [f"{name}, {limits[depth]} ..." for name, depth in expected]
-
-
 def test_wrong_depths_and_algorithms_are_refused():
     histogram = LengthHistogram(counts=np.array([1]))
     with pytest.raises(PackingError, match="found 0"):
         study_packing(histogram, pack_length=2, depths=(0,))
     with pytest.raises(PackingError, match="no packing algorithm 'knapsack'"):
         PackerChoice(algorithm="knapsack")
-
-
-def test_the_command_says_which_depth_is_no_number():
+    assert (parse_depths("2, none"), parse_pack_lengths("27, 36")) == ((2, None), (27, 36))
     with pytest.raises(ConfigError, match="'x' is neither a number"):
         parse_depths("2,x")
-    assert parse_depths("2, none") == (2, None)
+    with pytest.raises(ConfigError, match="'0' is not a number of 1 or more"):
+        parse_pack_lengths("27,0")
 
 
 def test_algorithms_are_named_with_their_options():
@@ -217,10 +202,6 @@ def test_a_longer_pack_is_recommended_where_only_cutting_stock_fills_it():
     assert found.pack_length > 96
 
 
-def test_packs_are_tried_no_longer_than_they_can_be():
-    assert pack_lengths_to_try(10_000_000) == (10_000_000, 11_666_672, 12_500_000, 13_333_336, 15_000_000)
-
-
 def test_what_an_algorithm_cannot_do_is_said_and_the_others_continue():
     refused = []
     choices = [PackerChoice(algorithm=name) for name in ("least_squares", "longest_pack_first")]
@@ -242,9 +223,3 @@ def test_billions_of_sequences_are_studied_without_shuffling_them():
         "longest_pack_first",
         "cutting_stock",
     ]
-
-
-def test_the_command_says_which_pack_length_is_no_number():
-    assert parse_pack_lengths("27, 36") == (27, 36)
-    with pytest.raises(ConfigError, match="'0' is not a number of 1 or more"):
-        parse_pack_lengths("27,0")

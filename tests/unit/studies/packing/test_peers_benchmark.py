@@ -11,17 +11,9 @@ from repository import ROOT
 
 @pytest.mark.slow
 def test_the_command_measures_evenpack_with_and_without_a_limit_of_depth() -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks/peers/packing.py"),
-        "--json",
-        "--sequences",
-        "2e3",
-        "--repeats",
-        "1",
-    ]
+    options = ["--json", "--sequences", "2e3", "--repeats", "1", "--only"]
     finished = subprocess.run(
-        [*command, "--only", "evenpack longest"],
+        [sys.executable, str(ROOT / "benchmarks/peers/packing.py"), *options, "evenpack longest"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

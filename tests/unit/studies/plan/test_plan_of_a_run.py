@@ -80,17 +80,6 @@ def test_the_papers_counts_give_the_steps_of_concat(length: int, steps: int) -> 
     assert plan.data.padding[0].padding == plan.cost.steps * plan.step.slots - round(plan.cost.tokens)
 
 
-@pytest.mark.parametrize(("length", "steps"), [(32, 28_120), (64, 14_058), (128, 14_056)])
-def test_tails_dropped_from_batches_and_epochs_explain_the_papers_steps(length: int, steps: int) -> None:
-    """WikiText-103 has 1,801,350 rows, of which 44.38 % stay. If 1,000 documents at a time are joined and their tails
-    dropped, half a row on average (`datasets.map` and its example), and each epoch drops its last, unfinished step,
-    the steps are the paper's."""
-    documents = round(1_801_350 * (1 - 0.5562))
-    tails = -(-documents // 1000) * length / 2
-    per_epoch = (114_400_095 + documents - tails) // (length * BATCHES[length])
-    assert 2 * per_epoch == steps
-
-
 def test_the_plan_shows_the_rounding_and_is_the_same_for_a_run_that_is_checked(config: RunConfig) -> None:
     for length in ({"steps": 7}, {"epochs": 2.5}, {"max_samples": 900}, {"tokens": 40_000}, {"chinchilla_ratio": 2}):
         step = {"packs_per_step": None, "tokens_per_step": 900}
@@ -167,16 +156,6 @@ def test_documents_of_a_stream_would_be_padded_one_by_one(tmp_path: Path) -> Non
     assert [one.rows for one in counted.data.padding] == ["packs of 16"], "what each document takes is not known"
 
 
-def test_what_only_fills_rows_up_is_no_token(tmp_path: Path) -> None:
-    run = of_rows(tmp_path, kind="padding", atom=16)
-    packing = PreparedData.open(run.prepared_dir, run.data).manifest.sources["one"].train.packing
-    plan = plan_of(run)
-    (of_rows_alone,) = plan.data.padding
-    assert packing.padding > 0
-    assert of_rows_alone.share == pytest.approx(1 - packing.efficiency, abs=1 / of_rows_alone.slots)
-    assert plan.cost.tokens == pytest.approx(plan.cost.steps * 8 * packing.tokens / packing.packs)
-
-
 @pytest.mark.parametrize("windows", [(), (2, 5)])
 @pytest.mark.parametrize("predicted", ["all", "closing"])
 def test_what_padding_of_rows_costs_is_waste_and_the_rest_useful(
@@ -206,8 +185,10 @@ def test_what_padding_of_rows_costs_is_waste_and_the_rest_useful(
     )
     assert performed.slots > useful.slots
     flops = [step_flops(model, vocabulary_size=260, work=work) for work in (useful, performed)]
-    assert plan.cost.flops == flops[0]
-    assert plan.data.padding[0].wasted_flops == flops[1] - flops[0]
+    assert (plan.cost.tokens, plan.cost.flops) == (useful.slots, flops[0]), "what only fills rows up is no token"
+    (padding,) = plan.data.padding
+    assert padding.wasted_flops == flops[1] - flops[0]
+    assert padding.share == pytest.approx(1 - useful.slots / performed.slots)
 
 
 def test_each_source_has_its_epochs_by_its_weight(tmp_path: Path) -> None:
@@ -248,12 +229,12 @@ def test_a_batch_is_micro_batches_times_accumulation_times_devices(config: RunCo
         plan_of(many, ranks=3)
 
 
-ONE_OF_EACH = [
-    CONFIGS / f"{name}.yaml" for name in ("demo", "gpt2_small", "llama_1.1b", "bert_large_phase1", "modernbert_base")
-]
+DECODER_AND_ENCODER = [CONFIGS / f"{name}.yaml" for name in ("gpt2_small", "bert_large_phase1")]
 
 
-@pytest.mark.parametrize("path", slow_but(ONE_OF_EACH, sorted(CONFIGS.glob("*.yaml"))), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", slow_but(DECODER_AND_ENCODER, sorted(CONFIGS.glob("*.yaml"))), ids=lambda path: path.stem
+)
 def test_every_run_file_has_a_plan_before_its_data_is_prepared(path: Path, tmp_path: Path) -> None:
     words = [f"data.prepared_dir={tmp_path}", "training.packing_adjustment=none"]
     run = load_run_file(path, RunConfig, words)
@@ -389,6 +370,8 @@ def test_no_assignment_is_below_the_bound_of_a_step(each: bool) -> None:
     costs = np.array([9.0, 1.0, 2.0, 3.0, 1.0, 2.0, 2.0, 4.0])
     found = []
     for order in permutations(range(len(costs))):
+        if any(order[place] > order[place + 1] for place in (0, 2, 4, 6)):
+            continue  # the same shares in another order
         shares = StepAssignment(items=np.array(order), offsets=np.arange(0, 9, 2))
         found.append(step_balance(costs, shares, ranks=2, each=each))
     bounds = {bound for _, bound in found}

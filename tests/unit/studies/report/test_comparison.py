@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from written_runs import DATA, START, write_run
+from run_records import DATA, start
+from written_runs import write_run
 
 from evenpack.studies.report import Comparison, compare, read_runs
 
@@ -56,12 +57,11 @@ def test_a_run_of_an_earlier_version_is_said_to_be_unknown(tmp_path: Path) -> No
 
 
 def test_what_befell_a_run_is_said(tmp_path: Path) -> None:
-    again = START.model_copy(update={"steps_done": 12, "ranks": 1})
-    resumed = write_run(tmp_path / "resumed", starts=(START, again))
+    resumed = write_run(tmp_path / "resumed", starts=(start(), start(steps_done=12, ranks=1)))
     bert = write_run(tmp_path / "bert", token_loss=5.0, next_sentence_loss=0.5)
     empty = write_run(tmp_path / "empty", steps=0)
     assert compared(resumed, bert, empty).notes == (
-        "resumed went on after step 12 on 1 x CPU (some).",
+        "resumed went on after step 12 on 1 x H100.",
         "empty has no step yet and is not drawn.",
         "The losses are of masked tokens in some runs and of next tokens in others: they do not compare.",
     )

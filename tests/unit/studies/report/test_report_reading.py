@@ -67,16 +67,10 @@ def test_a_fork_begins_after_its_parent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("loss", [1.5]),
-        ("loss", {"token": 1.5}),
         ("token_loss", "x"),
-        ("tokens", "many"),
         ("tokens", 10**400),
         ("step", 10**30),
-        ("step_seconds", {}),
-        ("validation", "none"),
         ("validation", [1]),
-        ("validation", {"wiki": 3.0}),
         ("validation", {"wiki": {"loss": "low"}}),
     ],
 )
@@ -94,15 +88,6 @@ def test_a_value_may_be_null_or_of_a_name_that_is_no_metric(tmp_path: Path) -> N
     folder = write_run(tmp_path / "one", later={"name": "x"}, loss=None, validation={"wiki": None}, checkpoint=None)
     (run,) = read(folder)
     assert len(run.course.steps) == 20
-
-
-def test_a_record_of_a_run_without_a_name_is_refused(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "one")
-    for config in ({}, {"run": []}, {"run": {"name": 1}}):
-        values = json.loads((folder / "run.json").read_text()) | {"config": config}
-        (folder / "run.json").write_text(json.dumps(values))
-        with pytest.raises(DataError, match=r"run\.json is not in the form that `evenpack train` writes \(config\)"):
-            read(folder)
 
 
 def test_runs_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:

@@ -4,12 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRecord, StartRecord
+from run_records import DATA, run_record
 
-DATA = DataIdentity(fingerprint="f" * 32, tokenizer="t" * 32, vocabulary_size=256, pack_length=64, sources=("wiki",))
-START = StartRecord(
-    steps_done=0, ranks=2, device="CPU (some)", commit="abc123", evenpack="0.1", torch="2", date="2026-11-22T10:00:00"
-)
+from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, StartRecord
 
 
 def record(step: int, **values: Any) -> dict[str, Any]:
@@ -36,7 +33,7 @@ def write_run(
     steps: int = 20,
     config: dict[str, Any] | None = None,
     data: DataIdentity | None = DATA,
-    starts: tuple[StartRecord, ...] = (START,),
+    starts: tuple[StartRecord, ...] = (),
     **values: Any,
 ) -> Path:
     """`values`: of each record."""
@@ -45,6 +42,6 @@ def write_run(
     (folder / "metrics.jsonl").write_text(lines)
     if data is not None:
         settings = {"run": {"name": folder.name, "output_dir": str(folder)}, **(config or {})}
-        known = RunRecord(config=settings, data=data, starts=starts)
+        known = run_record(*starts, data=data, config=settings)
         (folder / RUN_RECORD).write_text(known.model_dump_json())
     return folder

@@ -1,20 +1,16 @@
 """Evaluations follow the runs of a study: each once its run has finished, and never twice."""
 
-import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from study_files import FakeMachine, write_study
+from study_files import FakeMachine, end_jobs, write_study
 
-from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs.arms import difference_from, loss_of_evaluation
 from evenpack.studies.runs.jobs import Evaluation, Job, evaluation_of, expand, interleaved
-from evenpack.studies.runs.runner import EndedRun, train_runs
 from evenpack.studies.runs.study_file import load_study
 
 CUTS = {"kind": "concat", "max_sequence_length": 16}
@@ -29,15 +25,10 @@ def jobs_of(path: Path) -> tuple[Job, ...]:
     return interleaved(runs, [evaluation_of(run, "cuts", {"data.recipe": CUTS}, study_dir=place) for run in second])
 
 
-def run_all(path: Path, machine: FakeMachine) -> list[EndedRun]:
-    with Progress(Console(file=io.StringIO()), silent=True) as progress:
-        return list(train_runs(jobs_of(path), machine, machine.device_groups(None), progress))
-
-
 def test_a_run_is_evaluated_as_soon_as_it_has_finished(tmp_path: Path) -> None:
     machine = FakeMachine()
-    ended = run_all(write_study(tmp_path), machine)
-    assert [one.state for one in ended] == ["finished"] * 9
+    ended = end_jobs(jobs_of(write_study(tmp_path)), machine)
+    assert [one.state for one in ended.values()] == ["finished"] * 9
     assert [call.command for call in machine.calls] == ["prepare"] * 2 + ["train"] + ["train", "evaluate"] * 4
     trained_on, evaluated_on = (call.overrides["data.prepared_dir"] for call in machine.calls[:2])
     assert trained_on != evaluated_on
@@ -51,21 +42,22 @@ def test_a_run_is_evaluated_as_soon_as_it_has_finished(tmp_path: Path) -> None:
 
 def test_evaluations_that_are_done_are_not_repeated_and_those_that_failed_are(tmp_path: Path) -> None:
     path = write_study(tmp_path)
-    failed = [one for one in run_all(path, FakeMachine(codes={"evaluate": 2})) if one.state == "failed"]
+    ended = end_jobs(jobs_of(path), FakeMachine(codes={"evaluate": 2}))
+    failed = [one for one in ended.values() if one.state == "failed"]
     assert len(failed) == 4
     assert all(isinstance(one.run, Evaluation) for one in failed), "the runs themselves have finished"
     assert failed[0].message.startswith("there is no such\nthing")
     machine = FakeMachine()
-    assert all(one.state == "finished" for one in run_all(path, machine))
+    assert {one.state for one in end_jobs(jobs_of(path), machine).values()} == {"finished"}
     assert [call.command for call in machine.calls] == ["evaluate"] * 4
     machine = FakeMachine()
-    run_all(path, machine)
+    end_jobs(jobs_of(path), machine)
     assert machine.calls == []
 
 
 def test_a_run_that_failed_is_not_evaluated(tmp_path: Path) -> None:
     machine = FakeMachine(codes={"second/packed/seed_1": 1})
-    ended = {one.run.key: one for one in run_all(write_study(tmp_path), machine)}
+    ended = end_jobs(jobs_of(write_study(tmp_path)), machine)
     assert ended["second/packed/seed_1/held_out/cuts"].state == "failed"
     assert [call.command for call in machine.calls].count("evaluate") == 3
 

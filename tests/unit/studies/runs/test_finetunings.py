@@ -1,6 +1,5 @@
 """Fine-tunings follow the runs of a study: their number, their start, and errors in advance."""
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,18 +7,16 @@ from typing import Any
 
 import pytest
 from finetuning_tasks import write_sentences
-from rich.console import Console
 from run_files import pair_run_values, run_values, write_run_file
-from study_files import FakeMachine, write_study
+from study_files import FakeMachine, end_jobs, write_study
 
 from evenpack.config import load_run_file
 from evenpack.data.checksums import checksum_of_json
 from evenpack.errors import ConfigError
 from evenpack.finetuning.config import FinetuneConfig
-from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs.jobs import FinetuneRun, Job, StudyRun, expand, expand_finetunings, require_tasks
-from evenpack.studies.runs.runner import RESULT, EndedRun, describe_state, train_runs
+from evenpack.studies.runs.runner import RESULT, EndedRun, describe_state
 from evenpack.studies.runs.study_file import load_study
 
 PAIRS = [f"second/{arm}/seed_{seed}" for seed in (1, 2) for arm in ("unpacked", "packed")]
@@ -52,10 +49,8 @@ def train(path: Path, machine: FakeMachine) -> dict[str, EndedRun]:
     study, run_overrides = load_study(path, EquivalenceConfig, ())
     runs = expand(study, run_overrides)
     finetunings = expand_finetunings(study.finetune, last_phase(runs))
-    with Progress(Console(file=io.StringIO()), silent=True) as progress:
-        ended = train_runs(runs, machine, machine.device_groups(None), progress)
-        tuned = train_runs(finetunings, machine, machine.device_groups(1), progress, earlier=ended)
-    return {one.run.key: one for one in (*ended, *tuned)}
+    ended = end_jobs(runs, machine)
+    return ended | end_jobs(finetunings, machine, earlier=tuple(ended.values()))
 
 
 def test_every_run_of_the_last_phase_is_fine_tuned_in_its_own_folder(tmp_path: Path) -> None:
@@ -128,9 +123,7 @@ def test_a_fine_tuning_finished_with_other_settings_is_refused_but_files_may_mov
         describe_state(finetunings_of(path, "finetune.feeling.settings={training.epochs: 4}")[0])
 
 
-@pytest.mark.parametrize(
-    "change", [("state", "stat3"), ("finished", "finishe`"), ('"config"', '"confih"'), ("epochs", "epochr")]
-)
+@pytest.mark.parametrize("change", [("finished", "finishe`"), ("epochs", "epochr")])
 def test_a_result_in_which_one_bit_has_changed_is_none(tmp_path: Path, change: tuple[str, str]) -> None:
     """The command is given again then, and finds what it has done."""
     path = write_tuned_study(tmp_path)
@@ -143,7 +136,7 @@ def test_a_result_in_which_one_bit_has_changed_is_none(tmp_path: Path, change: t
     assert {one.state for one in train(path, FakeMachine()).values()} == {"finished"}
 
 
-@pytest.mark.parametrize("key", ["run.seeds", "run.output_dir", "data.folder", "training.initialize_from"])
+@pytest.mark.parametrize("key", ["run.seeds", "training.initialize_from"])
 def test_what_a_study_gives_each_fine_tuning_itself_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"finetune\.feeling\.settings: {key} is set by the study itself"):
         finetunings_of(write_tuned_study(tmp_path, settings={key: 1}))

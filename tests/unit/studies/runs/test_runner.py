@@ -1,20 +1,16 @@
 """Runs are trained once, in order; what fails or is stopped is told apart, and the rest goes on."""
 
-import io
 import json
 import logging
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from study_files import FakeMachine, write_study
+from study_files import FakeMachine, end_jobs, write_study
 
 from evenpack.errors import EXIT_STOPPED, ConfigError
-from evenpack.progress import Progress
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.runs.jobs import expand, steps_done
-from evenpack.studies.runs.runner import EndedRun, describe_state, recorded, train_runs
-from evenpack.studies.runs.study import unfinished_text
+from evenpack.studies.runs.runner import EndedRun, describe_state, recorded
 from evenpack.studies.runs.study_file import load_study
 
 FIRST = "first/unpacked/seed_7"
@@ -23,9 +19,7 @@ ALL = [FIRST, *(f"second/{arm}/seed_{seed}" for seed in (1, 2) for arm in ("unpa
 
 def train(path: Path, machine: FakeMachine, *overrides: str) -> dict[str, EndedRun]:
     study, run_overrides = load_study(path, EquivalenceConfig, overrides)
-    with Progress(Console(file=io.StringIO()), silent=True) as progress:
-        ended = train_runs(expand(study, run_overrides), machine, machine.device_groups(None), progress)
-    return {one.run.key: one for one in ended}
+    return end_jobs(expand(study, run_overrides), machine)
 
 
 def states(ended: dict[str, EndedRun]) -> list[str]:
@@ -126,12 +120,6 @@ def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     log.write_text("\n".join([*lines, '{"step": 4']))
     assert steps_done(run.output_dir) == 3, "a torn line tells of no step"
     assert describe_state(run) == "step 3"
-
-
-def test_runs_that_did_not_begin_are_counted(tmp_path: Path) -> None:
-    study, _ = load_study(write_study(tmp_path), EquivalenceConfig, ())
-    (text,) = unfinished_text(recorded(expand(study)))
-    assert f"Not finished: 5 that did not begin, {ALL[0]} first. Run the same command again" in str(text)
 
 
 def test_a_result_that_cannot_be_read_is_named_and_the_run_resumed(

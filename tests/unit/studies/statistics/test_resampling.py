@@ -42,12 +42,6 @@ def test_correlated_steps_are_drawn_in_blocks() -> None:
     assert breaks.min() > 0
 
 
-def test_correlated_steps_have_wider_intervals() -> None:
-    values = _autoregressive(1000, 0.8)
-    found, shuffled = _of_the_mean(values), _of_the_mean(np.random.default_rng(0).permutation(values))
-    assert found.high - found.low > 1.8 * (shuffled.high - shuffled.low)
-
-
 def test_slow_drift_makes_long_blocks() -> None:
     drift = np.random.default_rng(0).normal(size=1000) + np.sin(np.arange(1000) / 150)
     assert block_length(drift) == 100

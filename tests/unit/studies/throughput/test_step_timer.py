@@ -44,12 +44,6 @@ def test_a_timed_step_counts_exactly_and_trains(world: World, config: RunConfig,
     assert step.loader_seconds > 0.0
 
 
-def test_the_mean_rank_waits_for_the_slowest(world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    timer = StepTimer(run_to_measure(config), world, clock="wall")
-    monkeypatch.setattr(World, "all_gather", lambda _, mine: [mine, 3.0 * mine, 2.0 * mine, 2.0 * mine])
-    assert timer._waiting(2.0) == pytest.approx(6.0 - 4.0)
-
-
 def test_each_part_of_an_update_counts_in_its_phase(
     world: World, config: RunConfig, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,37 +84,18 @@ def delayed(function: Callable[..., Any], clock: FakeClock, seconds: float) -> C
     return run
 
 
-def test_phases_are_what_passes_between_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = PhaseClock(torch.device("cpu"))
-    ticks = iter([10.0, 11.0, 13.0, 14.0, 18.0])
-    monkeypatch.setattr(clock, "now", lambda: next(ticks))
-    for phase in ("begin", "forward", "backward", "all_reduce", "update"):
-        clock(phase)  # type: ignore[arg-type]
-    assert clock.take() == [("forward", 1.0), ("backward", 2.0), ("all_reduce", 1.0), ("update", 4.0)]
-    assert clock.take() == []
-
-
-def test_the_cpu_clock_counts_what_this_process_computes_and_the_wall_clock_all() -> None:
-    assert PhaseClock(torch.device("cpu"), "cpu").now is time.process_time
-    assert PhaseClock(torch.device("cpu"), "wall").now is time.perf_counter
-
-
-def test_the_cpu_clock_is_refused_where_it_would_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_clock_is_refused_where_it_would_mislead(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="on cuda: leave --clock out"):
         PhaseClock(torch.device("cuda"), "cpu")
     with pytest.raises(ConfigError, match="found 2 ranks"):
-        PhaseClock(torch.device("cpu"), "cpu", ranks=2)
+        StepTimer(open_run(config), replace(world, size=2), clock="cpu")
+
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     with pytest.raises(ConfigError, match="OMP_NUM_THREADS=1"):
         PhaseClock(torch.device("cpu"), "cpu")
     PhaseClock(torch.device("cpu"), "wall", ranks=2)
-
-
-def test_several_ranks_are_not_measured_by_the_cpu_clock(
-    world: World, config: RunConfig, prepared: PreparedData
-) -> None:
-    with pytest.raises(ConfigError, match="found 2 ranks"):
-        StepTimer(open_run(config), replace(world, size=2), clock="cpu")
 
 
 @pytest.mark.slow

@@ -3,34 +3,25 @@
 import io
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from pair_sources import pair_run
 from rich.console import Console
-from seen_figures import DrawnFigure
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
 from evenpack.progress import Progress
-from evenpack.studies.plotting import figure_as_png, require_plot
-from evenpack.studies.throughput import presentation, study
+from evenpack.studies.throughput import study
 from evenpack.studies.throughput.contenders import (
-    FORMS,
     depth_contenders,
     run_to_measure,
 )
 from evenpack.studies.throughput.measure import MeasuredStep, Quartiles
-from evenpack.studies.throughput.presentation import plot_throughput, throughput_tables
 from evenpack.studies.throughput.study import ThroughputOptions, ThroughputStudy, study_throughput
 
 SILENT = Progress(Console(), silent=True)
@@ -98,73 +89,6 @@ def test_depths_have_the_factors_of_their_packings_and_what_they_make_of_them(fo
         assert row.realised_speed_up.quartile_1 <= row.realised_speed_up.median <= row.realised_speed_up.quartile_3
 
 
-def printed(found: ThroughputStudy) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
-    for shown in throughput_tables(found):
-        console.print(shown)
-    return console.export_text()
-
-
-def test_a_share_of_no_padding_is_explained(found: ThroughputStudy) -> None:
-    """Recipes that cut at the end of rows leave padding nothing to pad."""
-    padded, *others = found.layouts
-    full = replace(found, layouts=(replace(padded, padding_share=0.0), *others))
-    assert "padded has no padding here: every sequence is as long as a row" in printed(full)
-
-
-@pytest.mark.slow
-def test_a_study_can_be_shown_and_drawn(
-    found: ThroughputStudy, prepared: PreparedData, tmp_path: Path, drawn: list[DrawnFigure]
-) -> None:
-    text = printed(found)
-    for words in (
-        "step, s (middle half)",
-        "packing factor",
-        "peak memory (resident",
-        "held-out",
-        "training.cost_model",
-    ):
-        assert words in text
-    assert "has no padding here" not in text
-    require_plot(tmp_path / "t.png")
-    plot_throughput(found, tmp_path / "t.png")
-    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    origin = found.measured_on
-    fingerprint = prepared.fingerprint(seed=0)[:12]
-    data = f"{found.run}: data {', '.join(prepared.source_names)} ({fingerprint}); evenpack {origin.evenpack}, "
-    assert drawn[0].footer.startswith(data)
-    assert f"; 1 x {origin.device} " in drawn[0].footer
-
-
-@pytest.mark.slow
-def test_no_text_of_a_figure_runs_into_another(
-    found: ThroughputStudy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The figure is drawn with the longest names, and with all of them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    seen: list[int] = []
-
-    @contextmanager
-    def look(path: Path, *, width: float, height: float) -> Iterator[Any]:
-        with figure_as_png(path, width=width, height=height) as figure:
-            yield figure
-            FigureCanvasAgg(figure).draw()  # from here on texts have a place
-            names = [[label.get_window_extent() for label in axes.get_xticklabels()] for axes in figure.axes]
-            titles = [axes._left_title.get_window_extent() for axes in figure.axes]
-            for row in (*names, titles):
-                assert all(left.x1 < right.x0 for left, right in pairwise(row))
-            (note,) = figure.texts
-            assert note.get_window_extent().y1 < min(label.y0 for row in names for label in row)
-            seen.append(len(names[0]))
-
-    monkeypatch.setattr(presentation, "figure_as_png", look)
-    rows = tuple(replace(found.layouts[0], layout=name) for name in FORMS)
-    for layouts in (rows, rows[3:6]):
-        plot_throughput(replace(found, layouts=layouts), tmp_path / "t.png")
-    assert seen == [len(FORMS), 3]
-
-
 @pytest.mark.slow
 def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
     config = pair_run(tmp_path)
@@ -174,15 +98,6 @@ def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
     assert done.cost_model is None
     assert done.cost_model_refusal is None
     assert done.depths[0].packing_factor > 1.0
-
-
-def test_too_few_micro_batches_give_a_study_without_a_cost_model(world: World, config: RunConfig) -> None:
-    wanted = options(layouts=("packed",), depths=(), rounds=1, warmup=0, samples=2)
-    done = study_throughput(config, world, wanted, progress=SILENT)
-    assert done.cost_model is None
-    assert "12 different micro-batches" in (done.cost_model_refusal or "")
-    assert done.depths == ()
-    assert done.ratio_of_promised_speed_up is None
 
 
 def known_step(seconds: float, *, sequences: int = 8) -> MeasuredStep:
@@ -227,13 +142,3 @@ def test_speed_ups_follow_from_known_seconds(world: World, config: RunConfig, pr
     assert row.overhead.median == pytest.approx(0.1)
     assert row.predicted_speed_up == pytest.approx(row.packing_factor / 1.1)
     assert row.realised_speed_up.median == pytest.approx(row.packing_factor / 1.1)
-
-
-@pytest.mark.slow
-def test_what_packing_promises_is_compared_round_by_round() -> None:
-    """Two sequences per pack and twice as fast: all arrives; the slow second round says nothing else."""
-    padded = [known_step(4.0, sequences=16), known_step(40.0, sequences=16)]
-    packed = [known_step(2.0, sequences=16), known_step(20.0, sequences=16)]
-    assert study._promised({"padded": padded, "packed": packed}) == pytest.approx(1.0)
-    assert study._promised({"padded": padded, "packed": padded}) == pytest.approx(0.5)
-    assert study._promised({"packed": packed}) is None

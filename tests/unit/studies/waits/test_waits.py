@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_records
+from run_records import run_record
 
 from evenpack.engine.reporting.definitions import find_metric, values_of
-from evenpack.engine.reporting.rank_waits import LEARNING_STEPS
-from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, Place, RunRecord, StartRecord
+from evenpack.engine.reporting.run_record import RUN_RECORD, Place, StartRecord
 from evenpack.errors import DataError
 from evenpack.studies.waits import WaitsOfRun, explain_waits, read_waits, waits_tables
 
 RANKS, EVERY = 4, 50
-DATA = DataIdentity(fingerprint="f" * 32, tokenizer="t" * 32, vocabulary_size=256, pack_length=64, sources=("wiki",))
 CONFIG: dict[str, Any] = {
     "run": {"name": "watched"},
     "training": {"layout": "packed", "batching": "packs", "assignment": None},
@@ -28,16 +28,8 @@ def place(rank: int, model: str = "H100") -> Place:
 
 
 def start(steps_done: int = 0, models: tuple[str, ...] = ("H100",) * RANKS) -> StartRecord:
-    return StartRecord(
-        steps_done=steps_done,
-        ranks=len(models),
-        device=models[0],
-        commit="abc123",
-        evenpack="0.1",
-        torch="2",
-        date="2026-11-22T10:00:00",
-        places=tuple(place(rank, model) for rank, model in enumerate(models)),
-    )
+    places = tuple(place(rank, model) for rank, model in enumerate(models))
+    return run_records.start(steps_done=steps_done, ranks=len(models), device=models[0], places=places)
 
 
 def record(step: int, *, ranks: int = RANKS, is_split: bool = True) -> dict[str, Any]:
@@ -86,8 +78,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     if starts is not None:
-        known = RunRecord(config=CONFIG, data=DATA, starts=starts)
-        (folder / RUN_RECORD).write_text(known.model_dump_json())
+        (folder / RUN_RECORD).write_text(run_record(*starts, config=CONFIG).model_dump_json())
     return folder
 
 
@@ -191,13 +182,12 @@ def test_a_log_without_waits_says_what_would_do(steps: int, tmp_path: Path) -> N
 
 def test_ranks_that_are_not_judged_yet_are_told_from_ranks_that_are_not_slow(tmp_path: Path) -> None:
     learning = lists({}) | {"compute_least_slowdown": [None] * RANKS}
-    found = read_waits(write(tmp_path / "learning", watched({100: learning}, last=130)))
-    (said,) = [str(one) for one in waits_tables(found) if "No rank" in str(one)]
-    assert f"judged yet: each first learns how it varies, from {LEARNING_STEPS} steps" in said
-    # Judged, and started again since.
-    found = read_waits(write(tmp_path / "judged", watched({250: lists({}), 300: learning})))
-    (said,) = [str(one) for one in waits_tables(found) if "No rank" in str(one)]
-    assert "No rank was slow: passes that take 6.0% longer or more" in said
+    judged_before = {250: lists({}), 300: learning}  # and started again since
+    for name, steps, words in (("learning", {100: learning}, "judged yet"), ("judged", judged_before, "6.0% longer")):
+        (said,) = [
+            str(one) for one in waits_tables(read_waits(write(tmp_path / name, watched(steps)))) if "No" in str(one)
+        ]
+        assert words in said
 
 
 def test_tables_of_ranks_name_the_number_of_ranks_that_they_are_of(tmp_path: Path) -> None:
