@@ -62,6 +62,9 @@ ATTENTION = CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
 _ONLY_SOURCE = "data"
 """The name of a source that has none."""
 
+
+_COMPARED_DOCUMENTS, _FEWEST_COMPARED, _SHORTEST_ROW = 64, 8, 32
+"""Documents whose lengths are compared, the fewest that tell something, and the tokens that a row has at least."""
 _CACHE_VERSION = 2
 """Of the files in a cache. Those of version 1 had no checksums; they are not read any more."""
 _CHECKSUMS = "checksums.json"
@@ -705,6 +708,8 @@ def _training_data(
     named = documents if isinstance(documents, Mapping) else {_ONLY_SOURCE: documents}
     _check_names(named)
     token_files = {name: _opened(name, one) for name, one in named.items()}
+    for name, one in token_files.items():
+        _warn_of_rows(name, one)
     return OwnDocuments(
         token_files=token_files,
         weights=_checked_weights(list(token_files), weights),
@@ -769,6 +774,20 @@ def _opened(name: str, documents: Any) -> TokenFile:
         f"{name}: expected lists of token ids, evenpack.TokenArrays, a Hugging Face dataset or the prefix of a token "
         f"file, found {type(documents).__name__}"
     )
+
+
+def _warn_of_rows(name: str, documents: TokenFile) -> None:
+    """Warns of documents that are equally long: rows of a stream, or padded ones, whose borders no column tells."""
+    _, lengths = documents.spans(np.arange(min(documents.documents, _COMPARED_DOCUMENTS)))
+    if len(lengths) >= _FEWEST_COMPARED and lengths.min() == lengths.max() >= _SHORTEST_ROW:
+        log.warning(
+            "source '%s': its first %d documents have %s tokens each. If they are rows that were cut from a stream "
+            "(`group_texts`, TRL's strategy `wrapped`) or padded, documents within a row see one another and padding "
+            "is trained on: give the documents as they were before",
+            name,
+            len(lengths),
+            f"{lengths[0]:,}",
+        )
 
 
 def _checked_weights(names: list[str], weights: Mapping[str, int] | None) -> tuple[int, ...]:

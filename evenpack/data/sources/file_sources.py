@@ -1,6 +1,7 @@
 """The sources that are files of text: `jsonl`, `text`, `parquet` and `arrow`."""
 
 import contextlib
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -157,6 +158,8 @@ class JsonlPiece(_LinesPiece[JsonlSource, bytes]):
     def _text(self, entry: bytes, reader: SourceReader, splits: SplitsOfRows) -> str:
         found, key = reader.json_object(entry), self.source.text_key
         self._see_split(found, reader, splits)
+        if entry.count(f'"{key}"'.encode()) > 1 and _keys(entry).count(key) > 1:
+            raise DataError(f"{reader.where}: the key '{key}' occurs twice: remove the one that is not the document")
         if isinstance(text := found.get(key), str):
             return text
         if key not in found:
@@ -165,6 +168,13 @@ class JsonlPiece(_LinesPiece[JsonlSource, bytes]):
                 f"{reader.where}: no key '{key}'; existing keys: {keys or 'none'}. Set the source's text_key"
             )
         raise DataError(f"{reader.where}: '{key}' must be a string, found {type(found[key]).__name__}")
+
+
+def _keys(line: bytes) -> list[str]:
+    """Returns the keys of a JSON object, each as often as it occurs."""
+    objects: list[list[str]] = []
+    json.loads(line, object_pairs_hook=lambda pairs: objects.append([key for key, _ in pairs]))
+    return objects[-1]  # that around the others ends last
 
 
 class TextPiece(_LinesPiece[TextSource, str]):

@@ -29,7 +29,15 @@ SPLIT_KEYS = ("split", "Split", "data_split", "dataset_split", "partition", "sub
 """Keys of rows, and names of columns, that say to which split a row belongs."""
 KEYS_WITHIN = ("meta", "metadata")
 """Keys of rows whose value may be an object with such a key."""
+_COPIED = re.compile(r"(?P<before>.+?)( \(\d+\)| ?- Copy( \(\d+\))?| copy( \d+)?)|Copy of (?P<after>.+)")
+"""Names, without their endings, that browsers and file managers give to a copy."""
 _MOST_NAMED = 3
+_OTHER_DATA = re.compile(
+    r".*\.(jsonl|ndjson|parquet|arrows?|feather|csv|tsv|gz|zst|bz2|xz|lz4|zip|tar|tgz)", re.IGNORECASE
+)
+"""Endings of names that show data."""
+_OF_TABLES = re.compile(r"_delta_log|\.hoodie|_temporary|.+\.metadata\.json")
+"""What Delta Lake, Hudi, Spark and Iceberg keep beside files of which some no longer, or not yet, belong to a table."""
 
 
 class InputFile(Section):
@@ -61,7 +69,7 @@ def find_files(
     paths' key in the source's section. With `of_one_split`, names that say other splits are not passed over.
 
     Raises: DataError if a path leads to no file, if two lead to the same one, or if a folder or pattern leads to files
-    for training and to others for validation or test.
+    for training and to others for validation or test, or to copies of its own files.
     """
     if paths is None:
         raise DataError(f"source '{name}' has no path: give data.sources.{name}.{key}=FILE (a file, folder or pattern)")
@@ -72,6 +80,7 @@ def find_files(
             files = search.files_of(path)
             if of_one_split and not path.is_file():
                 refuse_mixed_splits(name, files, path, key)
+                _refuse_copies(name, files, key)
             for file in files:
                 target = _identity(file)
                 if target in found:
@@ -238,6 +247,27 @@ def refuse_mixed_splits(source: str, files: Iterable[Path], path: Path, key: str
         )
 
 
+def _refuse_copies(source: str, files: Sequence[Path], key: str) -> None:
+    """Raises DataError for a file beside its copy, also a compressed one."""
+    seen: dict[str, Path] = {}
+    for file in files:
+        other = seen.setdefault(re.sub(r"\.(gz|zst)$", "", str(file)), file)
+        if other != file:
+            raise DataError(
+                f"source '{source}' leads to {other} and {file}, of which one is the other compressed, by their names: "
+                f"remove one, or name the files in data.sources.{source}.{key}"
+            )
+    for name, file in seen.items():
+        if (copied := _COPIED.fullmatch(Path(name).stem)) is None:
+            continue
+        original = seen.get(str(Path(name).with_stem(copied["before"] or copied["after"])))
+        if original is not None and original.stat().st_size == file.stat().st_size:
+            raise DataError(
+                f"source '{source}' leads to {original} and {file}, of which one is a copy of the other, by their "
+                f"names and sizes: remove one, or name the files in data.sources.{source}.{key}"
+            )
+
+
 def _named(files: Sequence[Path]) -> str:
     more = len(files) - _MOST_NAMED
     return ", ".join(map(str, files[:_MOST_NAMED])) + (f" and {more:,} more" if more > 0 else "")
@@ -272,13 +302,35 @@ class _Search:
         return self._of_pattern(path)
 
     def _of_folder(self, folder: Path) -> tuple[Path, ...]:
-        files = tuple(
-            file for file in files_below(folder) if self.suffixes is None or file.name.endswith(self.suffixes)
-        )
+        below = files_below(folder)
+        files = tuple(file for file in below if self.suffixes is None or file.name.endswith(self.suffixes))
+        self._look_beside(folder, files, below)
         if not files:
             expected = "files" if self.suffixes is None else " or ".join(f"*{suffix}" for suffix in self.suffixes)
             raise DataError(f"source '{self.source}': folder {folder} holds no {expected}; give {self.override}")
         return files
+
+    def _look_beside(self, folder: Path, files: Sequence[Path], below: Sequence[Path]) -> None:
+        """Warns of what seems to be data in a folder and is not read.
+
+        Raises: DataError for a folder of a table whose files do not all count.
+        """
+        others = [file for file in below if file not in {*files} and _OTHER_DATA.fullmatch(file.name)]
+        for one in sorted(folder.rglob("*")):
+            if _OF_TABLES.fullmatch(one.name):
+                raise DataError(
+                    f"source '{self.source}': {one} shows that {folder} is a table of which some files were replaced "
+                    f"or are not finished (Delta Lake, Iceberg, Hudi, Spark), and all would be read: write its rows to "
+                    f"files of their own, or name its files in {self.override}"
+                )
+            if one.is_symlink() and one.is_dir():
+                others.append(one)  # which Python does not follow
+        if files and others:
+            _warn_once(
+                f"source '{self.source}' does not read {_named(others)} in {folder}, since its kind reads "
+                f"{' and '.join(self.suffixes or ('any file',))}, and links to folders are not followed: if they "
+                f"belong to it, rename or convert them, or name a linked folder in {self.override} too"
+            )
 
     def _of_pattern(self, pattern: Path) -> tuple[Path, ...]:
         """Returns the files that match."""

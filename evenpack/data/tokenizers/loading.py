@@ -26,6 +26,7 @@ from evenpack.data.sources.files import InputFile
 from evenpack.data.tokenizers.backend import (
     BACKEND_FILE,
     first_file,
+    guarded_tokens,
     prepare_backend,
     read_backend,
     text_encoder,
@@ -62,6 +63,7 @@ _BATCH_CHARACTERS = 1 << 20
 """Characters encoded together: a token of an encoding takes about a hundred bytes."""
 _CLASS_FILES = (CONFIG_FILE, "config.json")
 """Files that name the class of transformers."""
+_ADDED_FILE = "added_tokens.json"
 _HUB_FILES = ("*.json", "*.txt", "*.model*", "*.spm", "*.tiktoken", "*.bpe", "*.codes", "*.vocab")
 """Files of a tokenizer on the hub; code and weights are not among them."""
 
@@ -191,6 +193,13 @@ def _find(
             if ours is None:
                 raise
             warn_once(f"{error}. Its tokens are not compared with the class's")
+    if theirs is None and ours is not None and (added := folder / _ADDED_FILE).is_file():
+        missing = [token for token in _read(added) if ours.token_to_id(token) is None]
+        if missing:
+            warn_once(
+                f"{added} adds {missing[0]!r}, {len(missing)} in all, to entries which the other files hold: these are "
+                f"not taken. To take them, name the class in {CONFIG_FILE} and set data.tokenizer.encoder=class"
+            )
     if ours is None and theirs is None:
         raise DataError(
             f"{place} holds no {BACKEND_FILE}, nor {' or '.join(_CLASS_FILES)} with the class of its files{hint}"
@@ -198,7 +207,9 @@ def _find(
     special = [] if theirs is None else [str(token) for token in theirs.all_special_tokens]
     backend = _backend_of(theirs, folder) if ours is None else ours
     prepare_backend(backend, special)  # those of tokenizer_config.json among them
-    if ours is not None and theirs is not None:
+    if ours is None and encoder == "files":
+        _refuse_other_pieces(folder, theirs)
+    elif ours is not None and theirs is not None:
         _warn_of_difference(place, ours, theirs, special)
     return _Found(origin=str(place), backend=backend, theirs=theirs)
 
@@ -265,6 +276,50 @@ def _vocabulary_names(theirs: Any) -> list[str]:
     """Returns the names of files from which transformers makes a tokenizer of this class."""
     own = {name for kind, name in theirs.vocab_files_names.items() if kind != "merges_file"}
     return sorted(own | {BACKEND_FILE, "tokenizer.model"})
+
+
+def _refuse_other_pieces(folder: Path, theirs: Any) -> None:
+    """Compares what a class made of a SentencePiece model with what the library `sentencepiece` makes of it.
+
+    transformers reads such a model with that library, and builds another tokenizer from its pieces.
+
+    Raises: DataError with a text that becomes other pieces.
+    """
+    path = first_file(folder, *_vocabulary_names(theirs))
+    if path.suffix not in (".model", ".spm"):
+        return
+    try:
+        from sentencepiece import SentencePieceProcessor
+
+        processor = SentencePieceProcessor(model_file=str(path))
+    except Exception as error:  # it is not installed, or the file is one of `tiktoken`
+        warn_once(f"{path} is taken as {type(theirs).__name__} reads it, and compared with nothing: {error}")
+        return
+    backend = theirs.backend_tokenizer
+    encode = _encode(backend)
+
+    unknown = {theirs.unk_token_id, backend.token_to_id(processor.id_to_piece(processor.unk_id()))}
+
+    def converted(text: str) -> list[str | None]:
+        return [None if index in unknown else backend.id_to_token(index) for index in encode(text)]
+
+    def pieces(text: str) -> list[str | None]:
+        found = processor.encode(text)
+        return [None if index == processor.unk_id() else processor.id_to_piece(index) for index in found]
+
+    # Names of control pieces, bytes and special tokens are text for one, and may be themselves for the other.
+    named = (processor.is_control, processor.is_unknown, processor.is_byte)
+    names = {processor.id_to_piece(index) for index in range(len(processor)) if any(kind(index) for kind in named)}
+    names |= guarded_tokens(backend).keys()
+    texts = (text for text in probe_texts(backend) if not any(name in text for name in names))
+    found = plainest_difference(texts, pieces, converted)
+    if found is not None:
+        text, by_model, by_class = found
+        raise DataError(
+            f"{path} makes {by_model} of the text {text!a} (None: unknown), and the class that the folder names, "
+            f"{type(theirs).__name__}, makes {by_class}: give a folder with {BACKEND_FILE}, or take the class with "
+            "data.tokenizer.encoder=class"
+        )
 
 
 def _warn_of_difference(place: str | Path, ours: tokenizers.Tokenizer, theirs: Any, special: Collection[str]) -> None:
@@ -413,6 +468,43 @@ def first_difference(first: dict[str, int], second: dict[str, int]) -> str | Non
         if names.get(index) != others.get(index):
             return f"id {index} is {names.get(index)!r} in one and {others.get(index)!r} in the other"
     return None
+
+
+def other_tokens(folder: Path, here: Path | Tokenizer) -> str | None:
+    """Looks for text of which the tokenizer in a folder makes other tokens than the one here, with the same vocabulary.
+
+    Merges, the splitting of words, lower-casing and what begins a document are in no vocabulary.
+
+    Returns: both results, for people; None if there is no difference, or no whole tokenizer in a folder.
+    """
+    first, second = _assembled(folder), here.copied_backend() if isinstance(here, Tokenizer) else _assembled(here)
+    if first is None or second is None or first.to_str() == second.to_str():
+        return None
+    special = guarded_tokens(first).keys() | guarded_tokens(second).keys()
+    for backend in (first, second):
+        prepare_backend(backend, special, is_said=False)
+    found = plainest_difference(probe_texts(first), _encode(first), _encode(second))
+    if found is not None:
+        text, by_first, by_second = found
+        names = [
+            [backend.id_to_token(index) for index in ids] for backend, ids in ((first, by_first), (second, by_second))
+        ]
+        return f"of the text {text!a} it makes {names[0]}, and this one {names[1]}"
+    templates = template_of(first), template_of(second)
+    return (
+        None if templates[0] == templates[1] else f"it makes '{templates[0]}' of a text, and this one '{templates[1]}'"
+    )
+
+
+def _assembled(folder: Path) -> tokenizers.Tokenizer | None:
+    """Returns the tokenizer of a folder's files; None if they are those of none, or of a vocabulary alone."""
+    if (folder / BACKEND_FILE).is_file():
+        return read_backend(folder / BACKEND_FILE)
+    try:
+        is_bert = (folder / VOCABULARY_FILE).is_file()
+        return read_word_pieces(folder, lower_case=None) if is_bert else read_byte_pairs(folder)
+    except DataError:
+        return None
 
 
 _READERS: Mapping[str, Callable[[Path], dict[str, int]]] = {

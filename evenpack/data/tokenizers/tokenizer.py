@@ -239,6 +239,10 @@ class Tokenizer:
         normalized = "A" if normalizer is None else normalizer.normalize_str("A")  # others prepend, or replace
         return "a" in normalized and "A" not in normalized
 
+    def copied_backend(self) -> tokenizers.Tokenizer:
+        """Returns a copy of the backend."""
+        return tokenizers.Tokenizer.from_str(self._backend.to_str())
+
     @property
     def template(self) -> str:
         """What a saved tokenizer makes of a prompt, for people."""

@@ -173,6 +173,8 @@ _CONVENTIONS: tuple[tuple[re.Pattern[str], Reader], ...] = (
     ),
 )
 """How columns of these names are read, where they hold lists. One that holds a number or a text is of the whole row."""
+_NUMBERS_IN_TEXT = r"^[\[({\s]*[0-9]+([\s,;]+[0-9]+)+[\s\])}]*$"
+"""Borders that were written as text, `[0, 12, 40]`."""
 _TOKENS_OF_ROW = re.compile(r"(n|num|number_of)_?tokens|tokens?_?counts?")
 _NUMBERS_IN_LISTS = re.compile(r"list.*\b(u?int\d+|bool|halffloat|float|double)\b")
 _LISTS = re.compile(r"(large_|fixed_size_)?list")
@@ -201,7 +203,7 @@ def document_offsets(
     found = {
         column: read
         for column in dataset.column_names
-        if (read := _reader_of(column)) is not None and _holds_lists(dataset, column, name)
+        if (read := _reader_of(column)) is not None and _holds_lists(dataset, column, read, name)
     }
     _refuse_padded_rows(dataset, row_offsets, name)
     for column in dataset.column_names:
@@ -295,22 +297,33 @@ def _refuse_padded_rows(dataset: Any, row_offsets: Int64[np.ndarray, " rows_plus
                 )
 
 
-def _holds_lists(dataset: Any, column: str, name: str) -> bool:
+def _holds_lists(dataset: Any, column: str, read: Reader, name: str) -> bool:
     """Returns whether a column holds lists of whole numbers.
 
-    Raises: DataError for lists of anything else.
+    Raises: DataError for lists of anything else, and for lists that were written as text or bytes.
     """
     import pyarrow as pa
 
     kind = _type_of(dataset, column)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     is_right = is_list and (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type))
-    if pa.types.is_nested(kind) and not is_right:
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    is_written = (is_bytes and read not in (_of_ids, _of_segments)) or (is_text and _spells_numbers(dataset, column))
+    if is_written or (pa.types.is_nested(kind) and not is_right):
         raise DataError(
             f"{name}: column '{column}' says where documents of a row begin, if it is what its name says, and must "
             f"hold lists of integers, found {kind}; remove it if it says something else"
         )
     return bool(is_right)
+
+
+def _spells_numbers(dataset: Any, column: str) -> bool:
+    """Returns whether a text of a column is several whole numbers."""
+    import pyarrow.compute as pc
+
+    parts = (values for _, values in _parts_of(dataset, column))
+    return any(pc.any(pc.match_substring_regex(part, _NUMBERS_IN_TEXT)).as_py() for part in parts)
 
 
 def _type_of(dataset: Any, column: str) -> Any:

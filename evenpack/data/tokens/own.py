@@ -108,6 +108,7 @@ class TokenArrays(OwnTokens):
         """
         given = {"tokens": tokens, "offsets": offsets} | ({} if labels is None else {"labels": labels})
         for what, values in given.items():
+            _refuse_masked(values, f"{name}: {what}")
             if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
                 found = f"{type(values).__name__} {getattr(values, 'dtype', '')} {getattr(values, 'shape', '')}"
                 raise DataError(f"{name}: {what} must be a numpy array of integers with one axis, found {found}")
@@ -152,6 +153,8 @@ class TokenArrays(OwnTokens):
             return cls(_flat_of(parts), offsets, name=name)
         if len(labels) != len(parts):
             raise DataError(f"{name}: labels for {len(labels)} documents, there are {len(parts)}")
+        for index, one in enumerate(labels):
+            _refuse_masked(one, f"{name}: labels of document {index}")
         kept = [np.asarray(one) for one in labels]
         for index, (one, part) in enumerate(zip(kept, parts, strict=True)):
             if one.shape != part.shape or (len(one) and one.dtype.kind not in "iu"):
@@ -344,6 +347,7 @@ def _flat_of(parts: Sequence[np.ndarray]) -> Int32[np.ndarray, " values"]:
 
 def _token_ids(document: Any, where: str) -> Int32[np.ndarray, " tokens"]:
     """Returns a copy of one document. Raises: DataError, which `where` opens."""
+    _refuse_masked(document, where)
     is_array = hasattr(document, "__array__")
     if is_array:
         values = np.asarray(document)
@@ -366,6 +370,15 @@ def _token_ids(document: Any, where: str) -> Int32[np.ndarray, " tokens"]:
     if least < 0 or greatest > _MOST_ID:
         raise DataError(f"{where} holds token id {least if least < 0 else greatest}, expected 0 to 2**31 - 1")
     return np.array(document, dtype=np.int32)
+
+
+def _refuse_masked(values: Any, where: str) -> None:
+    """Raises DataError for an array of numpy that hides some of its values, which would be taken all the same."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(
+            f"{where} is a masked array, and what it hides would be trained on: give the tokens that count "
+            "(`compressed()`), or labels of -100"
+        )
 
 
 def hash_content(documents: TokenFile) -> str:

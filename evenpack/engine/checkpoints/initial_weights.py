@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from evenpack.data.tokenizers.loading import first_difference, read_vocabulary
+from evenpack.data.tokenizers.loading import first_difference, other_tokens, read_vocabulary
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.checkpoints.weight_sources import WeightSource, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
@@ -95,7 +95,7 @@ def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tens
 
 
 def require_same_vocabulary(found: WeightSource, here: Path | Tokenizer, *, of: str, remedy: str) -> None:
-    """Compares the vocabularies, because equal sizes may still have other tokens.
+    """Compares the vocabularies, because equal sizes may still have other tokens; warns of another use of them.
 
     Args:
         here: the tokenizer, or its folder.
@@ -114,4 +114,15 @@ def require_same_vocabulary(found: WeightSource, here: Path | Tokenizer, *, of: 
     if difference is not None:
         raise CheckpointError(
             f"{KEY}: {found} was trained with another vocabulary, in {folder}, than {of}: {difference}. {remedy}"
+        )
+    if (tokens := other_tokens(folder, here)) is not None:
+        log.warning(
+            "%s: %s was trained with another tokenizer of the same vocabulary, in %s, than %s: %s. %s, unless the "
+            "weights are to learn other tokens",
+            KEY,
+            found,
+            folder,
+            of,
+            tokens,
+            remedy,
         )

@@ -17,7 +17,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -146,11 +146,22 @@ def from_json(path: Path, name: str | None) -> LengthHistogram:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=partial(_refuse_repeats, str(path)))
     except RecursionError as error:
         raise DataError(f"{path}: expected {_FORM}, found brackets nested too deep to be read") from error
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from error
+
+
+def _refuse_repeats(origin: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise DataError(
+                f"{origin}: {_json(key)} occurs twice in one object, with {_json(values[key])} and {_json(value)}"
+            )
+        values[key] = value
+    return values
 
 
 def _chosen(values: dict[str, Any], name: str | None, path: Path) -> tuple[Any, str]:
@@ -174,6 +185,8 @@ def _counts_by_length(values: dict[Any, Any], origin: str) -> Int64[np.ndarray, 
             f"{origin}: expected a number of sequences by length; at {first['loc'][0]!s:.40}: {first['msg']}, found "
             f"{_json(first['input'])}"
         ) from error
+    if len(by_length) < len(values):
+        raise DataError(f"{origin}: a length occurs twice, as 7 and 07 would")
     counts = np.zeros(max(by_length), dtype=np.int64)
     counts[np.array(list(by_length)) - 1] = list(by_length.values())
     return counts

@@ -500,6 +500,14 @@ TOKENS = [[1, 2, 3, 4], [5, 6, 7]]
         ),
         ({"rows": [list("aabb"), list("aab")]}, "column 'rows' may say where documents of a row begin"),
         ({"rows": [{"start": [0, 1]}, {"start": [0]}]}, "column 'rows' may say where documents of a row begin"),
+        *(
+            ({name: values}, f"column '{name}' says where documents of a row begin")
+            for name, values in {
+                "cu_seqlens": ["", "[0, 1, 3]"],
+                "document_ids": ["0 0 1 1", "0 0 1"],
+                "position_ids": [bytes(4), bytes(3)],
+            }.items()
+        ),
         ({"length": [4, 2]}, "'length' of row 1 says 2 tokens, and the row holds 3"),
         ({"num_tokens": [3, None]}, "'num_tokens' of row 0 says 3 tokens, and the row holds 4"),
         ({"split": ["train", "test"]}, "'split' is 'test', and other rows say 'train'"),
@@ -573,6 +581,34 @@ def test_a_column_of_splits_is_read_in_each_form() -> None:
             assert made(rows, packs_per_step=1).packs == 1
     lists = SPLIT.add_column("data_split", [["train"], ["test"]])
     assert made(lists, packs_per_step=1).packs == 1
+
+
+@pytest.mark.parametrize("form", ["rows", "lists", "arrays"])
+def test_documents_that_seem_to_be_rows_of_a_stream_are_named(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    stream = np.arange(8 * 40).reshape(8, 40)
+    documents: Any = stream.tolist()
+    if form == "rows":
+        documents = datasets.Dataset.from_dict({"input_ids": documents, "labels": documents})
+    elif form == "arrays":
+        documents = evenpack.TokenArrays(stream.flatten(), np.arange(0, 321, 40))
+    made(documents)
+    assert "source 'data': its first 8 documents have 40 tokens each. If they are rows that were cut" in caplog.text
+    caplog.clear()
+    made([*stream[:7].tolist(), [1, 2]])
+    made(stream[:7].tolist())
+    made(stream[:, :31].tolist())
+    assert not caplog.text
+
+
+def test_arrays_that_hide_values_are_refused() -> None:
+    hidden = np.ma.MaskedArray([1, 2, 3, 4], mask=[0, 0, 1, 1])
+    for documents in (
+        lambda: evenpack.TokenArrays(hidden, np.array([0, 4])),
+        lambda: evenpack.TokenArrays.of_lists([hidden]),
+        lambda: evenpack.TokenArrays.of_lists([[1, 2, 3, 4]], labels=[hidden]),
+    ):
+        with pytest.raises(DataError, match="is a masked array, and what it hides would be trained on"):
+            documents()
 
 
 def test_columns_are_no_sources() -> None:

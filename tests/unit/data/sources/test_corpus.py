@@ -124,6 +124,7 @@ def test_text_is_separated_by_file_blank_line_or_line(tmp_path: Path) -> None:
         ("[" * 100_000, "not a readable JSON line"),
         ('{"text": ' + "9" * 5000 + "}", "not a readable JSON line"),
         ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
+        ('{"text": "a", "more": {"id": 1}, "text": "b"}', "the key 'text' occurs twice"),
     ],
 )
 def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line: str, message: str) -> None:

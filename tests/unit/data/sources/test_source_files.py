@@ -194,6 +194,67 @@ def test_splits_that_are_named_are_read(shards: Path, path: Any, caplog: pytest.
     assert ("held out" in caplog.text) == ("corpus/te*t.jsonl" in path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "files", "message"),
+    [
+        ("jsonl", ["a.jsonl", "a.jsonl.zst"], "of which one is the other compressed"),
+        ("text", ["b/a.txt.gz", "b/a.txt"], "of which one is the other compressed"),
+        ("jsonl", ["a.jsonl", "a (1).jsonl"], "of which one is a copy of the other, by their names and sizes"),
+        ("text", ["b/Copy of a.txt.gz", "b/a.txt.gz"], "of which one is a copy of the other, by their names and sizes"),
+        ("parquet", ["wiki.en.parquet", "wiki.en - Copy.parquet"], "of which one is a copy of the other"),
+    ],
+)
+def test_copies_of_files_are_not_read_beside_them(kind: str, files: list[str], message: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    adapter = TypeAdapter[Any](Source)
+    for path in (tmp_path, tmp_path / "**" / "*"):
+        with pytest.raises(DataError, match=message) as caught:
+            source_inputs("wiki", adapter.validate_python({"kind": kind, "path": path}))
+        assert Path(files[1]).name in str(caught.value)
+    for name in (files[1:], files):  # named one by one
+        named = [tmp_path / one for one in name]
+        assert len(source_inputs("wiki", adapter.validate_python({"kind": kind, "path": named}))) == len(name)
+
+
+def test_files_that_are_named_like_copies_and_are_none_are_read(tmp_path: Path) -> None:
+    for name, text in (("a", "one"), ("a (1)", "another"), ("part (1)", "one"), ("part (2)", "two"), ("copy 2", "two")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    assert len(source_inputs("wiki", jsonl(tmp_path))) == 5
+
+
+@pytest.mark.parametrize("other", ["more.ndjson", "more.JSONL", "more.jsonl.bz2", "more.json.gz", "linked"])
+def test_data_that_is_passed_over_is_named(
+    other: str, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = shards / "corpus"
+    corpus.mkdir()
+    (corpus / "c.jsonl").write_text(json.dumps({"text": "c.jsonl"}) + "\n")
+    (corpus / "README.md").touch()
+    (corpus / "dataset_info.json").touch()
+    assert names("corpus") == ["c.jsonl"]
+    assert not caplog.text
+    if other == "linked":
+        (corpus / other).symlink_to(shards / "a")
+    else:
+        (corpus / other).touch()
+    assert names("corpus") == ["c.jsonl"]
+    assert f"source 'wiki' does not read corpus/{other} in corpus" in caplog.text
+    caplog.clear()
+    assert names("corpus/*.jsonl") == ["c.jsonl"], "a pattern chooses"
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("kept", ["_delta_log/0.json", "_temporary/0/c.jsonl", ".hoodie/x", "metadata/1.metadata.json"])
+def test_a_table_whose_files_do_not_all_count_is_refused(kept: str, shards: Path) -> None:
+    (shards / "b" / kept).parent.mkdir(parents=True)
+    (shards / "b" / kept).touch()
+    with pytest.raises(DataError, match="is a table of which some files were replaced or are not finished"):
+        names("b")
+    assert names(["b/2.jsonl", "b/10.jsonl"]) == ["b/2.jsonl", "b/10.jsonl"]
+
+
 def test_two_names_of_one_file_are_one_file(shards: Path) -> None:
     (shards / "b" / "3.jsonl").hardlink_to(shards / "b" / "2.jsonl")
     with pytest.raises(DataError, match=r"leads to b/2.jsonl and b/3.jsonl, which are the same file"):

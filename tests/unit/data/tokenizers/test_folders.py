@@ -2,7 +2,9 @@
 
 import json
 import logging
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tokenizer_folders import (
     END,
     FAST,
     FOLDERS,
+    T5,
     TEXT,
     Folder,
     byte_pairs,
@@ -27,7 +30,7 @@ from tokenizer_folders import (
 )
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from xxhash import xxh3_128_hexdigest
 
 from evenpack.data.tokenizers.backend import warn_once
@@ -436,6 +439,72 @@ def test_vocabulary_files_without_a_tokenizer_json_are_compared_with_their_class
     theirs = AutoTokenizer.from_pretrained(pairs)
     (found,) = load(pairs, {"kind": "hub"}).encode_texts([TEXT])
     assert found.tokens.tolist() == theirs(TEXT)["input_ids"], "where nothing else says what the files mean"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        ("always", None),
+        ("never", r"makes \['!'\] of the text '!' .* makes \['▁', '!'\]"),
+        ("first", r"makes \['▁', '<', 'in', '>'\] of the text '<in>' .* makes \['<in>'\]"),
+        (None, None),
+    ],
+)
+def test_a_sentencepiece_model_is_compared_with_what_its_library_makes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    scheme: str | None,
+    message: str | None,
+) -> None:
+    def of_class() -> Backend:
+        return with_tokens(unigram(), *[AddedToken("<in>")] * (scheme == "first"))
+
+    class Library:
+        """Stands for `sentencepiece`, which is installed where transformers has converted a model with it."""
+
+        def __init__(self, *, model_file: str) -> None:
+            assert Path(model_file).read_bytes() == b"pieces"
+            assert scheme is not None
+            self.backend = unigram(scheme=scheme)
+
+        def encode(self, text: str) -> list[int]:
+            return [1000 + index for index in ids(self.backend, text)]
+
+        def id_to_piece(self, index: int) -> str:
+            return str(self.backend.id_to_token(index - 1000))
+
+        def unk_id(self) -> int:
+            return 1000
+
+        def __len__(self) -> int:
+            return 1005
+
+        def is_control(self, index: int) -> bool:
+            return 1000 < index < 1005
+
+        def is_unknown(self, index: int) -> bool:
+            return index == 1000
+
+        is_byte = is_unknown
+
+    monkeypatch.setitem(sys.modules, "sentencepiece", scheme and SimpleNamespace(SentencePieceProcessor=Library))
+    monkeypatch.setattr(
+        AutoTokenizer,
+        "from_pretrained",
+        lambda *_, trust_remote_code: PreTrainedTokenizerFast(tokenizer_object=of_class(), **T5),
+    )
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": FAST}))
+    sections: list[dict[str, Any]] = [{"kind": "hub", "encoder": "class"}]
+    if message is not None:
+        with pytest.raises(DataError, match=rf"tokenizer\.model {message}"):
+            load(tmp_path, {"kind": "hub"})
+    else:
+        sections.append({"kind": "hub"})
+    for section in sections:
+        assert load(tmp_path, section).encode_texts([TEXT])[0].tokens.tolist() == ids(of_class(), TEXT)
+    assert ("compared with nothing" in caplog.text) == (scheme is None)
 
 
 def test_a_case_that_the_file_contradicts_is_refused(tmp_path: Path) -> None:

@@ -1,14 +1,22 @@
 """Initial weights: where they are found, which of them are loaded, and which are refused by name."""
 
+import json
 import logging
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from test_checkpoint_files import SOLO, train_state
+from tokenizers import normalizers, pre_tokenizers, processors
 
+from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT
+from evenpack.data.tokenizers.loading import other_tokens
+from evenpack.data.tokenizers.word_pieces import read_word_pieces
 from evenpack.engine.checkpoints.files import CHECKPOINTS, checkpoint_name, commit_files, write_manifest
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.weight_sources import find_weights
@@ -158,6 +166,66 @@ def test_as_many_other_words_are_another_vocabulary(phase1: Path) -> None:
     message = refusal(make_model(), phase1, swapped)
     assert "id 59 is 'word54' in one and 'word55' in the other" in message
     assert str(phase1 / "data" / "tokenizer") in message
+
+
+def write_tokenizer(folder: Path, change: Callable[[tokenizers.Tokenizer], object]) -> None:
+    """Writes tokenizer.json of these words, with what is in no vocabulary changed."""
+    backend = read_word_pieces(write_words(folder, [*WORDS[:-3], "the", "quick", "brown"]), lower_case=None)
+    change(backend)
+    backend.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda backend: setattr(backend, "normalizer", normalizers.BertNormalizer(lowercase=False)),
+            r"of the text 'The' it makes \['\[UNK\]'\], and this one \['the'\]",
+        ),
+        (
+            lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Split(" ", "isolated")),
+            r"of the text '--' it makes \['\[UNK\]'\], and this one \['\[UNK\]', '\[UNK\]'\]",
+        ),
+        (
+            lambda backend: setattr(backend, "post_processor", processors.TemplateProcessing(single="$A")),
+            r"it makes 'TEXT' of a text, and this one '\[CLS\] TEXT \[SEP\]'",
+        ),
+        (lambda backend: backend.enable_padding(length=16), None),
+        (lambda backend: backend.enable_truncation(4), None),
+        (lambda backend: setattr(backend, "decoder", None), None),
+    ],
+    ids=["lower case", "words", "template", "padding", "truncation", "decoder"],
+)
+def test_another_tokenizer_of_the_same_vocabulary_is_named_with_what_it_makes_of_a_text(
+    phase1: Path,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[tokenizers.Tokenizer], object],
+    expected: str | None,
+) -> None:
+    folder = phase1 / "data" / "tokenizer"
+    write_tokenizer(folder, change)
+    here = phase1.parent / "here"
+    write_tokenizer(here, lambda backend: None)
+    initialize(make_model(), phase1, tokenizer_dir=here, world=SOLO, sharding=SHARDINGS[0])
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    if expected is None:
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert f"another tokenizer of the same vocabulary, in {folder}, than this run's data, in {here}: " in warning
+        assert re.search(expected, warning)
+
+
+def test_other_merges_of_the_same_entries_are_another_tokenizer(tmp_path: Path) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: index for index, word in enumerate([*letters, "ab", "bc", "abc", END_OF_TEXT])}
+    for name, merges in (("one", ["a b", "b c", "ab c"]), ("other", ["b c", "a b", "ab c"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vocab.json").write_text(json.dumps(words))
+        (tmp_path / name / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    assert other_tokens(tmp_path / "one", tmp_path / "one") is None
+    found = other_tokens(tmp_path / "one", tmp_path / "other")
+    assert found == "of the text 'abc' it makes ['abc'], and this one ['a', 'bc']"
 
 
 def test_a_vocabulary_that_cannot_be_compared_is_said_to_be_so(phase1: Path, caplog: pytest.LogCaptureFixture) -> None:
