@@ -111,12 +111,11 @@ def test_upcoming_blocks_start_at_the_position_and_cross_the_end_of_an_epoch() -
 def test_wrong_positions_and_ids_are_refused() -> None:
     plan = plan_of(random_lengths(100), [0, 40, 100])
     assert isinstance(plan, PackStream)
-    with pytest.raises(ValueError, match="stream positions start at 0, found -1"):
+    with pytest.raises(ValueError, match="start at 0, found -1"):
         plan.draw(np.array([3, -1]))
-    with pytest.raises(DataError, match="sequence ids 100 to 100 asked for, this plan has 100"):
-        plan.find(np.array([100]), np.array([1]), 0)
-    with pytest.raises(DataError, match="sequence id 43 is not a sequence of length 25"):
-        plan.find(np.array([43]), np.array([PACK_LENGTH + 1]), 0)
+    for wrong, length, message in ((100, 1, "this plan has 100"), (43, 25, "43 is not a sequence of length 25")):
+        with pytest.raises(DataError, match=message):
+            plan.find(np.array([wrong]), np.array([length]), 0)
     with pytest.raises(DataError, match="holds 3 sequence ids, but the blocks place 100"):
         BlockedPlan(plan.blocks, np.arange(3), key=1, shuffles_blocks=True)
 
