@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from slow_cases import slow_but
 from tiny_run import lone_world, tiny_gpt2_run
 from torch.utils.data import DataLoader
 
@@ -110,7 +111,7 @@ def test_a_loader_ends_when_its_rank_has_died_before_it_could_watch_it(tmp_path:
         raise
 
 
-@pytest.mark.parametrize(("process", "leaves"), [("loader", False), ("other", True)])
+@pytest.mark.parametrize(("process", "leaves"), slow_but(["loader"], [("loader", False), ("other", True)]))
 def test_the_socket_of_a_loader_is_no_file_which_would_stay_if_it_is_killed(process: str, leaves: bool) -> None:
     command = [sys.executable, "-c", KILLED_WHILE_IT_TAKES_A_BATCH, process]
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a name that sockets may have
