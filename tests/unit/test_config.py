@@ -6,20 +6,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
-from evenpack.config import Section, load_run_file, nearest
+from evenpack.config import load_run_file, nearest
 from evenpack.data.shuffle.config import GridShuffle
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.optimizers.build import BUILDERS
 from evenpack.errors import ConfigError
 from evenpack.launch_environment import refuse_other_options
-from evenpack.models.bert.config import BertConfig
 from evenpack.models.config import study_switches
 from evenpack.models.families import known_families
 from evenpack.yaml_text import read_yaml
@@ -106,26 +104,17 @@ def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: 
     ("override", "expected"),
     [
         ("data.sources.wiki.pth=x", "did you mean 'path'"),
-        ("data.sources.wiki.path=[]", "data.sources.wiki.path: expected a path or a list of paths"),
         ("data.sources.wiki.path=[a, 5]", "data.sources.wiki.path: expected a path or a list of paths, found 5"),
-        ("data.sources.wiki.subset=x", "data.sources.wiki.subset: no such key"),
         ("data.recipe.kind=documnts", "'sentence_pairs'"),
-        ("data.recipe={kind: sentence_pairs, max_sequence_length: 4}", "greater than or equal to 5"),
         ("data.recipe={kind: sentence_pairs, max_sequence_length: 64, language: English}", "[a-z]{2,3}"),
         ("data.recipe={kind: concat, max_sequence_length: 64, atom: 128}", "set pack_length=64, found 128"),
-        ("data.recipe={kind: padding, max_sequence_length: 64, atom: 48}", "neither a divisor nor a multiple"),
         ("optimizer.learning_rate=fast", "found 'fast'"),
-        ("optimizer.learning_rate=-1", "greater than 0"),
-        ("training.steps=2.5", "valid integer"),
         ("data.validation_fraction=false", "data: validation_fraction takes numbers, found false"),
         ("schedule={kind: wsd, warmup_steps: 4, decay_steps: 7}", "decay_steps (7) are more than training.steps (10)"),
         ("training.stop_after_steps=11", "stop_after_steps (11) is above"),
         ("model.max_positions=64", "max_positions (64) is below"),
         ("model={preset: tiny}", f"model: kind is required; known: {FAMILIES}"),
-        ("model=gpt2", "model: Input should be a valid dictionary"),
         ("model.mlm_reduction=token", "model.mlm_reduction: no such key"),
-        ("deepspeed.zero_stage=4", "deepspeed.zero_stage"),
-        ("deepspeed.zero_stage=true", "deepspeed: zero_stage takes numbers, found true"),
         ("min_lr=1e-5", "did you mean schedule.final_fraction?"),  # another unit, so without the value
         ("model.n_layer=8", "model.n_layer: no such key; did you mean model.layers?"),
         ("data.recipe.seq_len=8", "did you mean data.recipe.max_sequence_length, or data.pack_length?"),
@@ -137,28 +126,23 @@ def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: 
     ],
 )
 def test_a_wrong_override_is_refused_and_explained(run_file: Path, override: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
         load_run_file(run_file, RunConfig, [override])
-    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"),
+    ("words", "expected"),
     [
-        (["training.steps", "60"], "training.steps=60"),
-        (["run.seed=1", "training.steps", "60", "run.name=x"], "training.steps=60"),
-        (["training.steps", "run.name=x"], None),
-        (["training.steps"], None),
+        (["run.seed=1", "training.steps", "60", "run.name=x"], r"section\.key=value.*did you mean.*training\.steps=60"),
+        (["training.steps", "run.name=x"], "not of the form section.key=value"),
+        (["training.steps"], "not of the form section.key=value"),
     ],
 )
 def test_a_value_that_is_written_apart_is_told_how_to_be_joined(
-    run_file: Path, words: list[str], meant: str | None
+    run_file: Path, words: list[str], expected: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
         load_run_file(run_file, RunConfig, words)
-    assert "not of the form section.key=value" in str(caught.value)
-    assert ("did you mean" in str(caught.value)) == (meant is not None)
-    assert (meant or "override") in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["data.sources.wiki.subset", "model.token_types"])
@@ -201,9 +185,7 @@ def test_a_run_file_of_nearly_this_name_is_named(
     [
         ("--training.steps=60", "training.steps=60"),
         ("--data.sources.wiki.path", "data.sources.wiki.path=VALUE"),
-        ("--deepspeed_config", "deepspeed.extra"),
         ("--deepspeed-config=ds.json", "deepspeed.extra"),
-        ("--deepspeed", "deepspeed.extra"),
     ],
 )
 def test_an_option_of_other_programs_is_told_its_key(option: str, remedy: str) -> None:
@@ -215,16 +197,10 @@ def test_an_option_of_other_programs_is_told_its_key(option: str, remedy: str) -
 @pytest.mark.parametrize(
     "override",
     [
-        "training.packs_per_step=1000000000000",
         "training.packs_per_step=100000000",
-        "training.packs_per_micro_batch=100000000",
         "training.steps=1000000000000000000",
-        "model.max_positions=1000000000000",
         "model.layers=1000000000000",
-        "model.hidden_size=1000000000000",
-        "model.heads=1000000000000",
         "masking.max_predictions=1000000000000",
-        "data.packing.max_sequences_per_pack=1000000000000",
         "data.tokenizer={kind: external, vocabulary_size: 1000000000000, end_of_text_id: 0}",
     ],
 )
@@ -239,13 +215,10 @@ def test_a_number_that_no_machine_could_serve_is_refused_before_anything_is_buil
     ("text", "expected"),
     [
         ("run: !!int abc", "'abc' cannot be read as int"),
-        ("run: !!timestamp 2026-13-45", "'2026-13-45' cannot be read as timestamp"),
-        ("run: !!bool perhaps", "'perhaps' cannot be read as bool"),
         ("run: 1" + "0" * 9999, "cannot be read as int"),
         ("? [a, b]\n: 1", "a key must be text, found \\['a', 'b'\\]"),
         ("run: {1: 2}", "a key must be text, found 1"),
-        ("[" * 3000, "nested too deeply"),
-        ("run: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ("run: " + "[" * 1200 + "]" * 1200, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -271,21 +244,14 @@ def test_few_lines_that_stand_for_a_billion_values_are_refused_at_once(tmp_path:
 
 
 def test_a_value_is_shown_in_a_line_however_large_it_is(run_file: Path) -> None:
-    run_file.write_text(alias_bomb(5))
-    with pytest.raises(ConfigError) as caught:
-        load_run_file(run_file, RunConfig)
-    assert max(map(len, str(caught.value).splitlines())) < 300
+    for override in ("training.steps=" + "9" * 9999, "training." + "s" * 9999 + "=1", "x" * 9999):
+        with pytest.raises(ConfigError) as caught:
+            load_run_file(run_file, RunConfig, [override])
+        assert max(map(len, str(caught.value).splitlines())) < 1000
     run_file.write_text(yaml.safe_dump(run_values() | {"x" * 9999: 1} | {f"y{n}": n for n in range(99)}))
     with pytest.raises(ConfigError, match="and 80 more") as caught:
         load_run_file(run_file, RunConfig)
     assert max(map(len, str(caught.value).splitlines())) < 500
-
-
-@pytest.mark.parametrize("override", ["training.steps=" + "9" * 9999, "training." + "s" * 9999 + "=1", "x" * 9999])
-def test_an_override_is_shown_in_a_line_however_long_it_is(run_file: Path, override: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_run_file(run_file, RunConfig, [override])
-    assert max(map(len, str(caught.value).splitlines())) < 1000
 
 
 @pytest.mark.parametrize("text", ["2026-11-22", "2026-13-45"])
@@ -293,52 +259,6 @@ def test_a_run_may_be_named_by_a_date(run_file: Path, text: str) -> None:
     assert load_run_file(run_file, RunConfig, [f"run.name={text}"]).run.name == text
 
 
-def test_what_is_no_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a file"):
-        load_run_file(tmp_path, RunConfig)
-
-
-PATH_KEYS = (
-    "run.output_dir",
-    "data.prepared_dir",
-    "data.tokenizer.path",
-    "data.sources.wiki.path",
-    "training.initialize_from",
-)
-
-
-@pytest.mark.parametrize("key", PATH_KEYS)
-def test_a_path_is_expanded_once_where_the_run_file_is_read(
-    run_file: Path, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    found: Any = load_run_file(run_file, RunConfig, [f"{key}=~/a/b"])
-    for name in key.split("."):
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    assert found == Path("/home/someone/a/b")
-
-
-def sections(section: type[Section] = Section) -> set[type[Section]]:
-    return {section}.union(*(sections(inner) for inner in section.__subclasses__()))
-
-
-def test_every_path_of_a_run_file_is_read_alike() -> None:
-    paths = {
-        f"{section.__name__}.{name}": field
-        for section in sections()
-        for name, field in section.model_fields.items()
-        if "Path" in str(field.annotation)
-    }
-    assert len(paths) >= 8
-    for name, field in paths.items():
-        value = {"of_a_name": ""} if get_origin(field.annotation) is dict else ""
-        with pytest.raises(ValidationError, match="expected a path"):
-            pytest.fail(
-                f"{name} takes {TypeAdapter(Annotated[field.annotation, None, *field.metadata]).validate_python(value)}"
-            )
-
-
-@pytest.mark.parametrize("key", PATH_KEYS)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -347,10 +267,15 @@ def test_every_path_of_a_run_file_is_read_alike() -> None:
         ("~nobody-of-this-name/x", "no such user"),
     ],
 )
-def test_what_is_no_path_is_refused(run_file: Path, key: str, text: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_run_file(run_file, RunConfig, [f"{key}={text}"])
-    assert expected in str(caught.value)
+def test_what_is_no_path_is_refused(run_file: Path, text: str, expected: str) -> None:
+    for key in ("run.output_dir", "data.sources.wiki.path"):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            load_run_file(run_file, RunConfig, [f"{key}={text}"])
+
+
+def test_what_is_no_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        load_run_file(tmp_path, RunConfig)
 
 
 def test_pairs_of_sentences_need_text(run_file: Path) -> None:
@@ -363,58 +288,26 @@ def test_pairs_of_sentences_need_text(run_file: Path) -> None:
         load_run_file(run_file, RunConfig, overrides)
 
 
-def test_sections_cannot_be_changed_after_loading(run_file: Path) -> None:
-    config = load_run_file(run_file, RunConfig)
-    with pytest.raises(Exception, match="frozen"):
-        config.training.steps = 3
-
-
-def test_the_optimizer_is_adamw_unless_the_run_file_says_lamb(run_file: Path) -> None:
-    assert load_run_file(run_file, RunConfig).optimizer.kind == "adamw"
-    lamb = load_run_file(run_file, RunConfig, ["optimizer.kind=lamb", "optimizer.bias_correction=false"]).optimizer
-    assert lamb.model_dump() == {
-        "kind": "lamb",
-        "learning_rate": 1e-3,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "epsilon": 1e-6,
-        "weight_decay": 0.01,
-        "bias_correction": False,
-    }
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         (["optimizer.kind=sgd"], f"optimizer: expected a section whose kind is {' or '.join(BUILDERS)}, found"),
         (["optimizer.bias_correction=true"], "optimizer.bias_correction: no such key"),
-        (["optimizer.kind=lamb", "optimizer.beta1=1.0"], "optimizer.beta1: Input should be less than 1"),
         (
             ["optimizer.kind=lamb", "deepspeed.zero_stage=1"],
-            "optimizer.kind lamb needs deepspeed.zero_stage=0, found 1: its trust ratios are norms of whole tensors",
+            "optimizer.kind lamb needs deepspeed.zero_stage=0, found 1",
         ),
-        (
-            ["training.compile=true", "deepspeed.zero_stage=3"],
-            "training.compile is true at deepspeed.zero_stage=3, where DeepSpeed gathers the parameters",
-        ),
-        (
-            ["training.packing_adjustment=lamb_betas"],
-            "training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found adamw",
-        ),
+        (["training.compile=true", "deepspeed.zero_stage=3"], "training.compile is true at deepspeed.zero_stage=3"),
+        (["training.packing_adjustment=lamb_betas"], "lamb_betas needs optimizer.kind=lamb, found adamw"),
         (["schedule.degree=2"], "degree (2.0) is for kind polynomial, found kind cosine"),
-        (
-            ["training.residual_dtype=bf16", "training.precision=fp32"],
-            "residual_dtype is bf16, and precision fp32 keeps every number in FP32: set precision=bf16_autocast, or",
-        ),
-        (["training.packing_adjustment=both"], "training.packing_adjustment: Input should be 'none'"),
+        (["training.residual_dtype=bf16", "training.precision=fp32"], "set precision=bf16_autocast, or"),
     ],
 )
 def test_settings_of_the_step_that_would_be_wrong_are_refused(
     run_file: Path, overrides: list[str], expected: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
         load_run_file(run_file, RunConfig, overrides)
-    assert expected in str(caught.value)
 
 
 def test_lamb_is_refused_with_deepspeeds_bf16(run_file: Path) -> None:
@@ -435,13 +328,6 @@ def bert_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
-    config = load_run_file(bert_file(tmp_path), RunConfig, ["training.layout=padded"])
-    assert isinstance(config.model, BertConfig)
-    assert (config.model.token_types, config.model.mlm_reduction, config.model.loss_balancing) == (2, "token", "exact")
-    assert study_switches(config.model, config.attention) | config.data.study_switches == {}
-
-
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [
@@ -451,7 +337,6 @@ def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
         (["data.sources.wiki.kind=text"], "not have: text_key: 'body'"),
         (["data.recipe.kind=concat", "model.kind=gpt2", "data.tokenizer.kind=train"], "duplication_factor: 3"),
         (["data.recipe.kind=concat", "model.kind=gpt2", "data.tokenizer.kind=train"], "not have: token_types: 2"),
-        (["optimizer.kind=lamb", "optimizer.kind=adamw"], None),
         (["optimizer.kind=adamw"], None),
         (["data.shuffle.kind=permutation"], "not have: block_tokens: 9000"),
     ],
@@ -475,12 +360,8 @@ def test_an_override_of_a_kind_drops_what_the_file_had_for_another(
         ),
         (["data.tokenizer={kind: gpt2, lower_case: true}", "data.tokenizer.kind=hub"], "data.tokenizer.lower_case: no"),
         (["data.tokenizer.kind=gtp2"], "'gpt2'"),
-        (
-            ["data.tokenizer.kind=gpt2", "data.sources.wiki.kind=text", "data.sources.wiki.split=a"],
-            "wiki.split: no such",
-        ),
+        (["data.sources.wiki.kind=text", "data.sources.wiki.split=a"], "wiki.split: no such"),
         (["model.kind=gtp2"], "no model family 'gtp2'"),
-        (["data.shuffle.kind=permutation", "training.kind=a"], "'training' has no key 'kind'"),
         (["run.name.kind=a"], "'run.name' is a single value, not a section"),
     ],
 )
@@ -515,32 +396,21 @@ def test_a_section_that_is_written_as_its_kind_alone_takes_overrides(run_file: P
 
 
 def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"models of masked tokens, and model\.kind gpt2 learns from next tokens: leave it out",
-    ):
+    with pytest.raises(ConfigError, match=r"models of masked tokens, and model\.kind gpt2 learns from next tokens"):
         load_run_file(run_file, RunConfig, ["masking.share=0.2"])
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("attention.isolate", "false"),
-        ("model.reset_positions", "false"),
-        ("model.loss_balancing", "micro_batch"),
-        ("model.next_sentence_reduction", "pack"),
-        ("data.order", "by_length"),
-    ],
-)
-def test_each_switch_for_study_is_named_with_what_it_does(tmp_path: Path, name: str, value: str) -> None:
-    config = load_run_file(bert_file(tmp_path), RunConfig, [f"{name}={value}"])
-    found = study_switches(config.model, config.attention) | config.data.study_switches
-    assert list(found) == [f"{name} is {value}"]
-
-
-def test_isolation_can_be_switched_off_for_gpt2_too(run_file: Path) -> None:
-    config = load_run_file(run_file, RunConfig, ["attention.isolate=false"])
-    assert list(study_switches(config.model, config.attention)) == ["attention.isolate is false"]
+def test_each_switch_for_study_is_named_and_none_is_on_by_default(tmp_path: Path) -> None:
+    for name, value in {
+        "attention.isolate": "false",
+        "model.reset_positions": "false",
+        "model.loss_balancing": "micro_batch",
+        "model.next_sentence_reduction": "pack",
+        "data.order": "by_length",
+    }.items():
+        config = load_run_file(bert_file(tmp_path), RunConfig, [f"{name}={value}"])
+        found = study_switches(config.model, config.attention) | config.data.study_switches
+        assert list(found) == [f"{name} is {value}"]
 
 
 def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> None:
@@ -556,34 +426,23 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
     [
         (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false applies to packs alone"),
         (["model.reset_positions=false", "training.layout=unpadded"], "must be packed, found unpadded"),
-        (
-            ["data.recipe={kind: padding, max_sequence_length: 128, atom: 64}"],
-            "model.kind bert and data.recipe.kind padding do not go together",
-        ),
+        (["data.recipe={kind: padding, max_sequence_length: 128, atom: 64}"], "data.recipe.kind padding do not go"),
         (["data.recipe={kind: documents, max_sequence_length: 128}"], "set model.next_sentence=false to learn from"),
         (
             [
                 "data.recipe={kind: documents, max_sequence_length: 128, end_of_text_in_loss: none}",
                 "model.next_sentence=false",
             ],
-            "end_of_text_in_loss none is for models of next tokens, and model.kind bert predicts masked tokens",
+            "end_of_text_in_loss none is for models of next tokens",
         ),
         (["model={kind: gpt2}"], "model.kind gpt2 and data.recipe.kind sentence_pairs do not go together"),
-        (["masking.share=0"], "masking.share"),
         (["masking.mask_share=0.95"], "exceed 1 together"),
-        (["model.positions=alibi"], "'learned'"),
-        (["model.mlm_reduction=pack"], "'token' or 'sequence'"),
-        (["model.loss_balancing=mean"], "'exact', 'expected' or 'micro_batch'"),
-        (["model.token_types=1"], "greater than or equal to 2"),
-        (["model.preset=xl"], "'tiny', 'mini', 'base' or 'large'"),
         (["model.heads=3"], "must be a multiple of heads (3)"),
-        (["model.next_sentense=false"], "did you mean 'next_sentence'"),
     ],
 )
 def test_a_wrong_bert_is_refused_and_explained(tmp_path: Path, overrides: list[str], expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
         load_run_file(bert_file(tmp_path), RunConfig, overrides)
-    assert expected in str(caught.value)
 
 
 def test_a_run_file_is_read_without_loading_what_trains() -> None:

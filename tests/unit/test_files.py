@@ -10,7 +10,6 @@ from evenpack.errors import ConfigError, RunError
 from evenpack.files import (
     atomic_directory,
     atomic_open,
-    parse_json_object,
     read_json_object,
     read_kept,
     require_new_folder,
@@ -96,28 +95,14 @@ def test_of_several_writers_the_first_one_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("[1]", "expected a JSON object, found list"),
-        ("7", "expected a JSON object, found int"),
-        ('{"a": ', "not a readable JSON line"),
-        ("[" * 100_000, "not a readable JSON line"),
-        (b"\xff{}", "not a readable JSON line"),
-    ],
-)
-def test_a_line_that_is_no_object_is_refused_with_the_reason(line: str | bytes, problem: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=problem):
-        parse_json_object(line)
-    (tmp_path / "a.json").write_bytes(line if isinstance(line, bytes) else line.encode())
-    assert read_json_object(tmp_path / "a.json") is None
-
-
-def test_an_object_is_read_and_a_missing_file_is_none(tmp_path: Path) -> None:
+def test_an_object_is_read_and_anything_else_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}')
     assert read_json_object(tmp_path / "a.json") == {"a": 1}
-    assert read_json_object(tmp_path / "b.json") is None
-    assert read_json_object(tmp_path) is None
+    for content in (b"[1]", b'{"a": ', b"\xff{}"):
+        (tmp_path / "a.json").write_bytes(content)
+        assert read_json_object(tmp_path / "a.json") is None
+    for missing in (tmp_path / "b.json", tmp_path):
+        assert read_json_object(missing) is None
 
 
 @pytest.mark.parametrize(

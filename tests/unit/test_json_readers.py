@@ -79,8 +79,8 @@ def test_a_view_with_a_damaged_key_or_number_is_refused(tmp_path: Path, written:
 
 @settings(max_examples=40)
 @given(st.binary() | st.recursive(st.text() | st.integers(), st.lists).map(lambda value: json.dumps(value).encode()))
-@example(b"[" * 100_000)
-@example(b'{"a":' * 100_000)
+@example(b"[" * 20_000)
+@example(b'{"a":' * 20_000)
 @example(b"\0" * 100)
 def test_whatever_is_no_object_is_an_error_of_its_value(content: bytes) -> None:
     try:

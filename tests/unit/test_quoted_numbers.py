@@ -70,11 +70,7 @@ def steps_to_name_a_slow_rank() -> float:
         ("docs/packing.md", "| wikipedia_512 | none | {:,.0f} | 8,135,727 |", packs_of_wikipedia()),
         ("docs/equivalence.md", "nats per masked token ({:.4f}, 95 % interval", packed_less_unpacked()),
         ("docs/peers.md", "| `evenpack.Loader` | 100.0 | {:.1f} |", rate_of_the_loader()),
-        (
-            "docs/runs_compared.md",
-            "20 % was named after {:.0f} steps in the median",
-            steps_to_name_a_slow_rank(),
-        ),
+        ("docs/runs_compared.md", "20 % was named after {:.0f} steps in the median", steps_to_name_a_slow_rank()),
     ],
 )
 def test_a_number_of_a_page_is_that_of_its_result(page: str, words: str, value: float) -> None:

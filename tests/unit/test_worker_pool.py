@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from slow_cases import slow_but
 
 from evenpack.worker_pool import worker_pool
 
@@ -27,7 +28,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("name", ["short", "longer than a socket's name may be " * 3])
+@pytest.mark.parametrize("name", slow_but(["short"], ["short", "longer than a socket's name may be " * 3]))
 def test_workers_of_a_process_that_is_killed_end_in_the_middle_of_their_work(tmp_path: Path, name: str) -> None:
     script = tmp_path / "busy.py"
     script.write_text(_BUSY)

@@ -29,6 +29,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from repository import ROOT
+from run_files import changed
 from slow_cases import slow_but
 from tiny_run import tiny_gpt2_run
 from token_files import write
@@ -85,32 +86,6 @@ def test_each_segment_is_a_document_or_its_piece_and_each_comes_once_in_an_epoch
     loader = made(packs_per_step=1)
     found = [tokens for step in range(loader.packs) for batch in loader.batches_of(step) for tokens in segments(batch)]
     assert sorted(found) == sorted(pieces())
-
-
-def test_positions_restart_and_targets_stay_in_their_segment() -> None:
-    (batch,) = made().batches_of(0)
-    bounds = batch.cu_seqlens.tolist()
-    targets = batch.targets["next_token"]
-    for start, stop in pairwise(bounds):
-        assert batch.position_ids[start:stop].tolist() == list(range(stop - start))
-        if stop > start and any(batch.tokens[start:stop]):
-            assert targets.labels[start : stop - 1].tolist() == batch.tokens[start + 1 : stop].tolist()
-            assert targets.weights[start:stop].tolist() == [1.0] * (stop - start - 1) + [0.0]
-        else:
-            assert not targets.weights[start:stop].any()
-
-
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 4), (4, 2), (8, 1)])
-def test_ranks_and_micro_batches_only_divide_a_step(ranks: int, micro_batches: int) -> None:
-    alone = made()
-    parts = [made(rank=rank, ranks=ranks, micro_batches=micro_batches) for rank in range(ranks)]
-    for step in (0, 3, 40):
-        assert sorted(found for one in parts for found in ids(one, step)) == ids(alone, step)
-        batches = [batch for one in parts for batch in one.batches_of(step)]
-        assert len(batches) == ranks * micro_batches
-        assert {batch.local_counts.packs for batch in batches} == {8 // ranks // micro_batches}
-        hashes = sum(batch.order_hash for batch in batches) % (1 << 64)
-        assert hashes == order_hash(alone.plan(step).packs)
 
 
 def test_a_run_that_stops_on_two_ranks_continues_on_one_and_on_four() -> None:
@@ -186,7 +161,6 @@ def mapped(folder: Path, documents: list[list[int]]) -> evenpack.TokenArrays:
 AS_ROWS = datasets.Dataset.from_dict({"input_ids": DOCUMENTS, "text": ["x"] * len(DOCUMENTS)})
 ORDER = np.random.default_rng(4).permutation(len(DOCUMENTS))
 KINDS: dict[str, Callable[[Path], Any]] = {
-    "lists": lambda _: DOCUMENTS,
     "lists of arrays": lambda _: [np.array(one) for one in DOCUMENTS],
     "arrays": lambda _: arrays_of(DOCUMENTS),
     "mapped arrays": lambda folder: mapped(folder, DOCUMENTS),
@@ -236,9 +210,6 @@ def mapped_with_labels(folder: Path) -> evenpack.TokenArrays:
 
 LABELLED_KINDS: dict[str, Callable[[Path], Any]] = {
     "lists": lambda _: evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS),
-    "arrays": lambda _: evenpack.TokenArrays(
-        arrays_of(DOCUMENTS)._tokens, arrays_of(DOCUMENTS)._offsets, labels=np.concatenate(LABELS)
-    ),
     "mapped arrays": mapped_with_labels,
     "dataset": lambda _: AS_ROWS.add_column("labels", LABELS),
     "formatted dataset": lambda _: AS_ROWS.add_column("labels", LABELS).with_format("torch", columns=["text"]),
@@ -301,13 +272,6 @@ def test_other_labels_are_another_fingerprint_and_another_cache(tmp_path: Path) 
         second.load_state_dict(first.state_dict())
 
 
-def test_labels_are_hashed_in_a_sample_of_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "MOST_HASHED", 100)
-    first = own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS))
-    assert first == own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=LABELS))
-    assert first != own.hash_content(evenpack.TokenArrays.of_lists(DOCUMENTS, labels=DOCUMENTS))
-
-
 def test_labels_that_the_sample_misses_are_not_read_with_the_targets_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,61 +298,44 @@ def test_a_step_in_which_nothing_is_predicted_is_refused(workers: int) -> None:
         list(itertools.islice(loader, 2))
 
 
+def lists(labels: list[Any]) -> evenpack.TokenArrays:
+    return evenpack.TokenArrays.of_lists([[1, 2], [3, 4, 5]], labels=labels)
+
+
+def rows(**columns: Any) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4, 5]], **columns})
+
+
 @pytest.mark.parametrize(
-    ("documents", "message"),
+    ("make", "message"),
     [
-        (
-            lambda: evenpack.TokenArrays.of_lists([[1, 2], [3, 4, 5]], labels=[[-100, 2], [4, 5, -100]]),
-            "document 1 has label 4 at token 0, which is 3: a label is the token at the same place, not shifted",
-        ),
-        (
-            lambda: evenpack.TokenArrays.of_lists([[1, 2], [3, 4]], labels=[[1, 2]]),
-            "labels for 1 documents, there are 2",
-        ),
-        (
-            lambda: evenpack.TokenArrays.of_lists([[1, 2], [3, 4]], labels=[[1, 2], [3]]),
-            r"document 1 has labels of type int64 and shape \[1\], expected a whole number for each of its 2",
-        ),
-        (
-            lambda: evenpack.TokenArrays(np.ones(3, int), np.array([0, 3]), labels=np.ones(3, np.uint16)),
-            r"labels must be signed integers, one for each of 3 tokens, found uint16 \[3\]",
-        ),
-        (
-            lambda: evenpack.TokenArrays.of_lists([[1, 2], [3, 4]], labels=[[-100] * 2] * 2),
-            "the labels leave every token out of the loss",
-        ),
-        (
-            lambda: datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4]], "labels": [[1, 2], [3]]}),
-            "1 rows, the first of them row 1, have not as many 'labels' as 'input_ids'",
-        ),
-        (
-            lambda: datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4]], "labels": [0, 1]}),
-            "column 'labels' must hold lists of integers, found int64; remove it if",
-        ),
+        (lambda: lists([[-100, 2], [4, 5, -100]]), "document 1 has label 4 at token 0, which is 3: .*not shifted"),
+        (lambda: lists([[1, 2]]), "labels for 1 documents, there are 2"),
+        (lambda: lists([[1, 2], [3, 4]]), r"document 1 has labels of type int64 and shape \[2\], expected .* its 3"),
+        (lambda: lists([[-100] * 2, [-100] * 3]), "the labels leave every token out of the loss"),
+        (lambda: evenpack.TokenArrays(np.ones(3, int), np.array([0, 3]), labels=np.ones(3, np.uint16)), "signed"),
+        (lambda: rows(labels=[[1, 2], [3]]), "the first of them row 1, have not as many 'labels' as 'input_ids'"),
+        (lambda: rows(labels=[0, 1]), "column 'labels' must hold lists of integers, found int64"),
     ],
 )
-def test_labels_that_do_not_fit_are_named(documents: Any, message: str) -> None:
+def test_labels_that_do_not_fit_are_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        made(documents(), packs_per_step=1).plan(0)
+        made(make(), packs_per_step=1).plan(0)
 
 
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
         ("completion_mask", [[0, 1], [0, 0, 1]], "says in completion_mask what counts in the loss, and has no column"),
-        ("prompt_mask", [[1, 0], [1, 1, 0]], "says in prompt_mask what counts in the loss, and has no column"),
         ("attention_mask", [[1, 1], [1, 1, 0]], "'attention_mask' of row 1 is padded: it has zeros"),
         ("loss_weights", [[0.5, 1.0], [1.0, 0.1, 1.0]], "has weights in loss_weights, and the loader none"),
         ("weights", [0.5, 1.0], "has weights in weights, and the loader none"),
     ],
 )
 def test_a_dataset_whose_masks_or_weights_would_go_unnoticed_is_refused(column: str, values: Any, message: str) -> None:
-    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4, 0]], column: values})
     with pytest.raises(DataError, match=message):
-        made(rows)
-    assert made(rows.remove_columns([column]), packs_per_step=1).packs == 1
-    whole = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4, 0]], "attention_mask": [[1, 1], [1, 1, 1]]})
-    assert made(whole, packs_per_step=1).packs == 1
+        made(rows(**{column: values}))
+    assert made(rows(attention_mask=[[1, 1], [1, 1, 1]]), packs_per_step=1).packs == 1
 
 
 ROWS = [DOCUMENTS[first : first + 3] for first in range(0, len(DOCUMENTS), 3)]
@@ -403,52 +350,40 @@ def of_each_token(value: Callable[[int, int], int]) -> list[list[int]]:
 LENGTHS = [[len(one) for one in row] for row in ROWS]
 POSITIONS = of_each_token(lambda _, place: place)
 ENDS = [np.cumsum([0, *row]).tolist() for row in LENGTHS]
-BORDERS: dict[str, list[tuple[str, Any]]] = {
-    "trl": [("seq_lengths", LENGTHS)],
-    "lengths and nothing": [("doc_lens", [[0, *row, 0] for row in LENGTHS])],
-    "axolotl": [("position_ids", POSITIONS)],
-    "positions of RoBERTa": [("position_ids", of_each_token(lambda _, place: place + 2))],
-    "neat packing": [("attention_mask", of_each_token(lambda index, _: index + 1))],
-    "a plain mask beside positions": [("attention_mask", of_each_token(lambda *_: 1)), ("position_ids", POSITIONS)],
-    "varlen": [("cu_seq_lens_q", ENDS), ("cu_seq_lens_k", ENDS), ("max_length_q", [max(row) for row in LENGTHS])],
-    "varlen of fixed size": [("cu_seqlens", [one + one[-1:] * (5 - len(one)) for one in ENDS])],
-    "cu_doc_lens": [("cu_doc_lens", ENDS)],
-    "xtuner": [("cumulative_len", ENDS), ("position_ids", POSITIONS)],
-    "nemo": [("seq_start_id", [one[:-1] for one in ENDS])],
-    "torchtune": [("input_pos", POSITIONS), ("seq_lens", LENGTHS)],
-    "ms-swift": [("length", LENGTHS)],
-    "ids from 0": [("sequence_ids", of_each_token(lambda index, _: index))],
-    "T5X": [
-        ("decoder_segment_ids", of_each_token(lambda index, _: index + 1)),
-        ("decoder_positions", POSITIONS),
-    ],
-    "MaxText": [
-        ("inputs_segmentation", of_each_token(lambda index, _: index + 1)),
-        ("targets_segmentation", of_each_token(lambda index, _: index + 1)),
-        ("targets_position", POSITIONS),
-    ],
-    **{name: [(name, LENGTHS)] for name in ("packed_seqlens", "pack_seq_lens", "seqlens_q", "sub_sample_lengths")},
-    **{name: [(name, POSITIONS)] for name in ("document_position_ids", "token_position_ids", "rope_positions")},
-    **{name: [(name, of_each_token(lambda index, _: index + 1))] for name in ("document_mask", "conversation_ids")},
-    "inputs_segment_ids": [("inputs_segment_ids", of_each_token(lambda index, _: 9 - index))],
-    "ids of documents": [("Document_IDs", of_each_token(lambda index, _: (7 - index) * 1_000))],
-    "all together": [
-        ("seq_idx", of_each_token(lambda index, _: index)),
-        ("segment_ids", of_each_token(lambda index, _: index + 1)),
-        ("cu_seqlens", ENDS),
-        ("position_ids", POSITIONS),
-        ("token_type_ids", of_each_token(lambda _, place: place % 2)),
-        ("doc_id", [f"row {row}" for row in range(len(ROWS))]),
-        ("length", [sum(row) for row in LENGTHS]),
-    ],
+FROM_0, FROM_1 = (of_each_token(lambda index, _, first=first: first + index) for first in (0, 1))
+NAMES: list[tuple[list[list[int]], str]] = [
+    (POSITIONS, "position_ids input_pos decoder_positions targets_position document_position_ids rope_positions"),
+    (FROM_0, "sequence_ids seq_idx conversation_ids"),
+    (FROM_1, "segment_ids decoder_segment_ids inputs_segmentation inputs_segment_ids attention_mask document_mask"),
+    (LENGTHS, "seq_lengths doc_lens length packed_seqlens pack_seq_lens seqlens_q sub_sample_lengths"),
+    (ENDS, "cu_seqlens cu_seq_lens_q cu_doc_lens cumulative_len"),
+    ([one[:-1] for one in ENDS], "seq_start_id"),
+]
+BORDERS: dict[str, dict[str, Any]] = {
+    **{name: {name: values} for values, names in NAMES for name in names.split()},
+    "positions of RoBERTa": {"position_ids": of_each_token(lambda _, place: place + 2)},
+    "lengths and nothing": {"doc_lens": [[0, *row, 0] for row in LENGTHS]},
+    "offsets of fixed size": {"cu_seqlens": [one + one[-1:] * (5 - len(one)) for one in ENDS]},
+    "falling ids": {"Document_IDs": of_each_token(lambda index, _: (7 - index) * 1_000)},
+    "a plain mask beside positions": {"attention_mask": of_each_token(lambda *_: 1), "position_ids": POSITIONS},
+    "all together": {
+        "seq_idx": FROM_0,
+        "segment_ids": FROM_1,
+        "cu_seqlens": ENDS,
+        "position_ids": POSITIONS,
+        "token_type_ids": of_each_token(lambda _, place: place % 2),
+        "doc_id": [f"row {row}" for row in range(len(ROWS))],
+        "length": [sum(row) for row in LENGTHS],
+        "max_length_q": [max(row) for row in LENGTHS],
+    },
 }
 
 
-@pytest.mark.parametrize("kind", slow_but(["trl", "axolotl", "neat packing", "varlen"], BORDERS))
+@pytest.mark.parametrize("kind", slow_but(["position_ids", "attention_mask", "seq_lengths", "all together"], BORDERS))
 def test_rows_that_were_packed_before_keep_their_borders(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = BORDERS[kind]
     monkeypatch.setattr("evenpack.data.tokens.borders.ROWS_AT_ONCE", 7)
-    content = {"input_ids": [list(itertools.chain(*row)) for row in ROWS], **dict(columns)}
+    content = {"input_ids": [list(itertools.chain(*row)) for row in ROWS], **columns}
     packed = datasets.Dataset.from_dict(content)
     assert made(packed).fingerprint == made().fingerprint
     labels = [list(itertools.chain(*LABELS[first : first + 3])) for first in range(0, len(LABELS), 3)]
@@ -464,6 +399,7 @@ def test_rows_that_were_packed_before_keep_their_borders(kind: str, monkeypatch:
     assert made(packed.select(chosen)).fingerprint == made([one for row in chosen for one in ROWS[row]]).fingerprint
 
 
+@pytest.mark.slow
 def test_what_trl_packs_keeps_its_borders_or_has_none() -> None:
     pack_dataset = pytest.importorskip("trl").pack_dataset
     short = [one[:PACK_LENGTH] for one in DOCUMENTS]
@@ -494,21 +430,11 @@ TOKENS = [[1, 2, 3, 4], [5, 6, 7]]
         ({"attention_mask": [[1, 1, 2, 2], [1, 2, 0]]}, "'attention_mask' of row 1 is padded"),
         ({"segment_ids": [[1, 1, 2, 2], [1, 0, 2]]}, "'segment_ids' of row 1 has ids that stand for padding"),
         ({"seq_idx": [[0, 0, 1, 1], [1, 0, 2]]}, "'seq_idx' of row 1 has ids that stand for padding"),
-        *(
-            ({name: [[1, 3], [3]]}, f"column '{name}' may say where documents of a row begin")
-            for name in ("chunk_lengths", "position_ids_2", "other_seqlens", "doc_ends", "attn_mask", "indptr")
-        ),
+        ({"chunk_lengths": [[1, 3], [3]]}, "column 'chunk_lengths' may say where documents of a row begin"),
         ({"rows": [list("aabb"), list("aab")]}, "column 'rows' may say where documents of a row begin"),
         ({"rows": [{"start": [0, 1]}, {"start": [0]}]}, "column 'rows' may say where documents of a row begin"),
-        *(
-            ({name: values}, f"column '{name}' says where documents of a row begin")
-            for name, values in {
-                "cu_seqlens": ["", "[0, 1, 3]"],
-                "document_ids": ["0 0 1 1", "0 0 1"],
-                "position_ids": [bytes(4), bytes(3)],
-            }.items()
-        ),
-        ({"length": [4, 2]}, "'length' of row 1 says 2 tokens, and the row holds 3"),
+        ({"cu_seqlens": ["", "[0, 1, 3]"]}, "column 'cu_seqlens' says where documents of a row begin"),
+        ({"position_ids": [bytes(4), bytes(3)]}, "column 'position_ids' says where documents of a row begin"),
         ({"num_tokens": [3, None]}, "'num_tokens' of row 0 says 3 tokens, and the row holds 4"),
         ({"split": ["train", "test"]}, "'split' is 'test', and other rows say 'train'"),
         (
@@ -545,21 +471,19 @@ def test_columns_that_mark_no_borders_are_passed_over() -> None:
 SPLIT = datasets.Dataset.from_dict({"input_ids": TOKENS})
 
 
-@pytest.mark.parametrize("weights", [None, {"train": 1, "test": 1}])
 @pytest.mark.parametrize(
     "documents",
     [
         datasets.DatasetDict(train=SPLIT, test=SPLIT),
-        datasets.DatasetDict(train=SPLIT),
         datasets.IterableDatasetDict(train=SPLIT.to_iterable_dataset(), test=SPLIT.to_iterable_dataset()),
         {"train": SPLIT, "test": SPLIT},
         {"train": datasets.DatasetDict(train=SPLIT)},
     ],
 )
-def test_splits_are_no_sources(documents: Any, weights: Any) -> None:
-    with pytest.raises(DataError, match=r"no split is named: give one, such as documents\['train'\]"):
-        made(documents, weights=weights)
-    assert made({"train_wiki": SPLIT, "more": SPLIT}, weights={"train_wiki": 1, "more": 1}, packs_per_step=1).packs == 2
+def test_splits_are_no_sources(documents: Any) -> None:
+    for weights in (None, {"train": 1, "test": 1}):
+        with pytest.raises(DataError, match=r"no split is named: give one, such as documents\['train'\]"):
+            made(documents, weights=weights)
 
 
 @pytest.mark.parametrize("names", [("train_wiki", "test"), ("wiki_train", "wiki_test"), ("corpus", "evals")])
@@ -629,16 +553,15 @@ def test_mapped_arrays_are_pickled_as_their_place(tmp_path: Path) -> None:
     assert len(pickle.dumps(many)) < 2000
     part = evenpack.TokenArrays(many._given[0][: len(DOCUMENTS[0])], np.array([0, len(DOCUMENTS[0])]))
     assert pickle.loads(pickle.dumps(part)).read(0, 5).tolist() == DOCUMENTS[0][:5]
-    changed = np.memmap(tmp_path / "tokens.bin", dtype=np.uint16, mode="c")
-    changed[:3] = 7
-    own_pages = evenpack.TokenArrays(changed, np.array([0, len(changed)]))
+    copied = np.memmap(tmp_path / "tokens.bin", dtype=np.uint16, mode="c")
+    copied[:3] = 7
+    own_pages = evenpack.TokenArrays(copied, np.array([0, len(copied)]))
     own_pages.release_pages()
     assert pickle.loads(pickle.dumps(own_pages)).read(0, 4).tolist() == [7, 7, 7, DOCUMENTS[0][3]]
 
 
-@pytest.mark.parametrize("workers", slow_but([2], [1, 2]))
-def test_workers_read_the_same_batches(workers: int) -> None:
-    loader = made(workers=workers, micro_batches=2, arrays="torch", steps=4)
+def test_workers_read_the_same_batches() -> None:
+    loader = made(workers=2, micro_batches=2, arrays="torch", steps=4)
     plain = made(micro_batches=2, steps=4)
     for batch, expected in zip(loader, plain, strict=True):
         assert batch.tokens.tolist() == expected.tokens.tolist()
@@ -669,7 +592,7 @@ class Wrapped(torch.utils.data.IterableDataset[Any]):
 
 def test_a_loader_within_workers_of_a_data_loader_is_refused() -> None:
     wrapped = Wrapped(made(arrays="torch", steps=3))
-    outer = torch.utils.data.DataLoader(wrapped, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    outer = torch.utils.data.DataLoader(wrapped, batch_size=None, num_workers=1, multiprocessing_context="fork")
     found = []
     with pytest.raises(ConfigError, match=r"within a worker of torch's DataLoader: .* PackTrainer, PackSFTTrainer,"):
         found.extend(outer)
@@ -677,15 +600,10 @@ def test_a_loader_within_workers_of_a_data_loader_is_refused() -> None:
     assert len(list(wrapped.loader)) == 3
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_loader_is_no_dataset(workers: int) -> None:
+def test_a_loader_is_no_dataset() -> None:
     loader: Any = made(arrays="torch", steps=3)
     with pytest.raises(ConfigError, match=r"has no length: .* PackTrainer, PackSFTTrainer, PackDataModule or Pack"):
-        list(
-            torch.utils.data.DataLoader(
-                loader, num_workers=workers, multiprocessing_context="fork" * (workers > 0) or None
-            )
-        )
+        list(torch.utils.data.DataLoader(loader))
     assert loader
     assert len(list(loader)) == 3
 
@@ -773,12 +691,9 @@ def other_version(content: bytes) -> bytes:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "emptied": lambda path: os.truncate(path, 0),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n0"),
-    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "first byte": lambda path: path.write_bytes(other_byte(path.read_bytes(), 0)),
     "middle byte": lambda path: path.write_bytes(other_byte(path.read_bytes(), path.stat().st_size // 2)),
-    "late byte": lambda path: path.write_bytes(other_byte(path.read_bytes(), path.stat().st_size - 3)),
     "gone": Path.unlink,
     "of another cache": lambda path: shutil.copy(path.parent.parent.parent / "other" / path.name, path),
     "swapped": lambda path: [
@@ -846,15 +761,6 @@ def test_a_cache_that_cannot_be_filled_is_named(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RunError, match=r"cannot be filled: .*: No space left on device; make room"):
         made(cache=tmp_path).batches_of(0)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_workers_do_not_read_the_cache_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = made(cache=tmp_path)
-    expected = ids(loader, 3)
-    pickled = pickle.dumps(loader._dataset)
-    monkeypatch.setattr(loader_module, "_verify", None)
-    found = pickle.loads(pickled).arrays(3).sequence_ids
-    assert sorted(found[found >= 0].tolist()) == expected
 
 
 def test_packs_and_order_of_a_set_are_the_recorded_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -964,19 +870,6 @@ def test_sources_are_drawn_by_their_weights() -> None:
     assert set(loader.accounting) == {"a", "b"}
 
 
-def test_balancing_lowers_the_cost_of_the_most_expensive_rank() -> None:
-    balanced = made(packs_per_step=32, ranks=4)
-    arrival = made(packs_per_step=32, ranks=4, cost_weights=None)
-
-    def most_over_mean(loader: evenpack.Loader) -> float:
-        plans = [loader.plan(step) for step in range(20)]
-        costs = np.array([[plan.cost(rank) for rank in range(4)] for plan in plans])
-        return float((costs.max(axis=1) / costs.mean(axis=1)).mean())
-
-    assert most_over_mean(balanced) - 1 < 0.5 * (most_over_mean(arrival) - 1)
-    assert [order_hash(one.plan(7).packs) for one in (balanced, arrival)] == [order_hash(balanced.plan(7).packs)] * 2
-
-
 @pytest.mark.parametrize("per_segment", [0.0, 40.0])
 def test_packs_cost_the_same_for_their_slots_however_many_hold_tokens(per_segment: float) -> None:
     weights = evenpack.CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=per_segment)
@@ -988,11 +881,10 @@ def test_packs_cost_the_same_for_their_slots_however_many_hold_tokens(per_segmen
         assert one.plan(step).cost(0) == other.plan(step).cost(0) == other.batches_of(step)[0].cost
 
 
-@pytest.mark.parametrize("ends", ["all", "none"])
-def test_prepared_data_gives_the_packs_and_targets_of_its_run(tmp_path: Path, ends: str) -> None:
+def test_prepared_data_gives_the_packs_and_targets_of_its_run(tmp_path: Path) -> None:
     config = tiny_gpt2_run(tmp_path)
-    recipe = config.data.recipe.model_copy(update={"end_of_text_in_loss": ends})
-    config = config.model_copy(update={"data": config.data.model_copy(update={"recipe": recipe})})
+    recipe = {**config.data.recipe.model_dump(), "end_of_text_in_loss": "none"}
+    config = changed(config, data={"recipe": recipe})
     resolved = open_run(config)
     alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
     trained = MicroBatchDataset(resolved.prepared, resolved.pipeline_settings(alone))
@@ -1046,10 +938,10 @@ WITH_ANOTHER: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changed", WITH_ANOTHER.values(), ids=WITH_ANOTHER)
-def test_a_state_of_other_packs_is_refused(changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", WITH_ANOTHER.values(), ids=WITH_ANOTHER)
+def test_a_state_of_other_packs_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="the state is of other data"):
-        made(**changed).load_state_dict(made().state_dict())
+        made(**settings).load_state_dict(made().state_dict())
 
 
 @pytest.mark.parametrize(
@@ -1058,7 +950,6 @@ def test_a_state_of_other_packs_is_refused(changed: dict[str, Any]) -> None:
         ({"seed": 3}, "the state is of seed 3, this loader has seed 0"),
         ({"version": 2}, "version 2, this evenpack reads 1"),
         ({"step": -1}, "the state's step must be a whole number from 0 to"),
-        ({"step": "4"}, "the state's step must be a whole number from 0 to"),
     ],
 )
 def test_a_state_that_is_wrong_is_refused(change: dict[str, Any], message: str) -> None:
@@ -1110,11 +1001,15 @@ def test_other_packs_of_the_same_algorithm_have_another_fingerprint(monkeypatch:
         another_solver.load_state_dict(state)
 
 
-def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = made()
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_worker_process_neither_packs_again_nor_verifies_the_cache(
+    cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = made(cache=tmp_path if cached else None)
     expected = ids(loader, 3)
     pickled = pickle.dumps(loader._dataset)
-    monkeypatch.setattr(loader_module, "pack_view", None)
+    for name in ("pack_view", "_verify"):
+        monkeypatch.setattr(loader_module, name, None)
     found = pickle.loads(pickled).arrays(3).sequence_ids
     assert sorted(found[found >= 0].tolist()) == expected
 
@@ -1127,12 +1022,7 @@ def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -
         ({"rank": 1}, ConfigError, "rank must be a whole number from 0 to 0, found 1"),
         ({"pack_length": None}, ConfigError, "give pack_length"),
         ({"pack_length": 1}, ConfigError, "pack_length must be a whole number from 2"),
-        (
-            {"objective": MASKS, "vocabulary_size": 50_000},
-            ConfigError,
-            "vocabulary_size is 50000, and that of RandomMasks 30522",
-        ),
-        ({"packs_per_step": 0}, ConfigError, "packs_per_step must be a whole number from 1"),
+        ({"objective": MASKS, "vocabulary_size": 50_000}, ConfigError, "is 50000, and that of RandomMasks 30522"),
         ({"workers": 1}, ConfigError, "worker processes hand over torch tensors"),
         ({"documents": {"a": [[1, 2]], "b": [[3, 4]]}}, ConfigError, r"2 sources \(a, b\) need weights"),
         ({"padding_token": 9, "vocabulary_size": 9}, ConfigError, "padding_token must be a whole number from 0 to 8"),
@@ -1140,32 +1030,26 @@ def test_a_worker_process_does_not_pack_again(monkeypatch: pytest.MonkeyPatch) -
         ({"documents": {1: [[1, 2]]}}, ConfigError, "must have strings as names, found 1"),
         ({"weights": {"a": 1}}, ConfigError, "weights must be a mapping from the sources data, found {'a': 1}"),
         ({"documents": {}}, ConfigError, "the mapping of sources is empty"),
-        (
-            {"packing": "longest_first"},
-            PackingError,
-            "no packing algorithm 'longest_first'; did you mean 'longest_pack",
-        ),
+        ({"packing": "longest_first"}, PackingError, "no packing algorithm 'longest_first'"),
         ({"documents": [[1, 2], "text"]}, DataError, "document 1 must be a list of token ids"),
         ({"documents": [[1, 2], [3, -1]]}, DataError, "document 1 holds token id -1"),
         ({"documents": [[1, 2], [1 << 70]]}, DataError, f"document 1 holds token id {1 << 70}, expected 0"),
         ({"documents": [np.array([1 << 63], dtype=np.uint64)]}, DataError, f"document 0 holds token id {1 << 63}"),
         ({"documents": [[1, 2], np.ones((2, 2), dtype=int)]}, DataError, "document 1 must be .* with one axis"),
         ({"documents": [[True, False]]}, DataError, "document 0 must be a list of token ids"),
+        ({"documents": [[1], [2]]}, DataError, "source 'data' has 2 documents and no sequence"),
+        ({"documents": [[1, 500]], "vocabulary_size": 500}, DataError, "token id 500, the vocabulary has 500 entries"),
         ({"documents": 5}, DataError, "expected lists of token ids.*found int"),
         ({"documents": "no/such/file"}, DataError, "does not exist"),
         ({"documents": datasets.Dataset.from_dict({"text": ["a"]})}, DataError, "has no column 'input_ids' but text"),
         ({"documents": datasets.Dataset.from_dict({"input_ids": [[1.5]]})}, DataError, "must hold lists of integers"),
-        (
-            {"documents": AS_ROWS.to_iterable_dataset()},
-            DataError,
-            "the IterableDataset is read from front to back only",
-        ),
+        ({"documents": AS_ROWS.to_iterable_dataset()}, DataError, "is read from front to back only"),
         ({"documents": AS_ROWS.with_transform(lambda rows: rows)}, DataError, "the dataset has a transform"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        made(**changes)
+        made(**changes).batches_of(0)
 
 
 def test_rows_of_null_are_empty_and_tokens_of_null_are_named() -> None:
@@ -1191,21 +1075,10 @@ def test_offsets_that_decrease_are_named_where_they_are_read() -> None:
         made(evenpack.TokenArrays(np.arange(20), np.array([0, 30, 20]))).batches_of(0)
 
 
-def test_documents_without_a_sequence_are_named_at_the_first_batch() -> None:
-    with pytest.raises(DataError, match="source 'data' has 2 documents and no sequence"):
-        made([[1], [2]]).batches_of(0)
-
-
-def test_token_ids_beyond_the_vocabulary_are_named() -> None:
-    with pytest.raises(DataError, match="the vocabulary has 500 entries"):
-        made(vocabulary_size=500).batches_of(0)
-
-
 @pytest.mark.parametrize(
     ("tokens", "offsets", "message"),
     [
         (np.zeros((2, 2), dtype=np.int32), np.array([0, 2]), "tokens must be a numpy array of integers with one axis"),
-        (np.zeros(2), np.array([0, 2]), "tokens must be a numpy array of integers"),
         (np.zeros(2, dtype=np.int32), np.array([0, 1]), "the last the number of tokens, 2; found 0 and 1"),
         (np.zeros(2, dtype=np.int32), np.array([], dtype=np.int64), "found none"),
     ],
@@ -1215,34 +1088,29 @@ def test_arrays_that_do_not_belong_together_are_named(tokens: Any, offsets: Any,
         evenpack.TokenArrays(tokens, offsets)
 
 
+def hashed(documents: list[list[int]], **settings: Any) -> str:
+    return own.hash_content(evenpack.TokenArrays.of_lists(documents, **settings))
+
+
 def test_of_many_tokens_a_sample_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = own.hash_content(arrays_of(DOCUMENTS))
+    whole = hashed(DOCUMENTS)
     monkeypatch.setattr(own, "MOST_HASHED", 100)
-    sampled = own.hash_content(arrays_of(DOCUMENTS))
-    assert sampled != whole
-    assert sampled == own.hash_content(own.TokenRows(KINDS["dataset"](Path())))
-    assert sampled != own.hash_content(arrays_of([[1, *DOCUMENTS[0][1:]], *DOCUMENTS[1:]]))
-    assert sampled != own.hash_content(arrays_of(DOCUMENTS[1:]))
+    sampled = hashed(DOCUMENTS)
+    assert sampled == own.hash_content(own.TokenRows(AS_ROWS))
+    others = [[[1, *DOCUMENTS[0][1:]], *DOCUMENTS[1:]], DOCUMENTS[1:]]
+    labelled = [hashed(DOCUMENTS, labels=labels) for labels in (LABELS, DOCUMENTS)]
+    assert len({whole, sampled, *map(hashed, others), *labelled}) == 6
     monkeypatch.setattr(own, "_SAMPLED_DOCUMENTS", 3)
-    unseen = [own.hash_content(arrays_of([*DOCUMENTS[:place], [1], *DOCUMENTS[place + 1 :]])) for place in range(9)]
+    unseen = [[*DOCUMENTS[:place], [1], *DOCUMENTS[place + 1 :]] for place in range(9)]
     moved = [
-        own.hash_content(
-            arrays_of(
-                [
-                    *DOCUMENTS[:place],
-                    [*DOCUMENTS[place], DOCUMENTS[place + 1][0]],
-                    DOCUMENTS[place + 1][1:],
-                    *DOCUMENTS[place + 2 :],
-                ]
-            )
-        )
-        for place in range(9)
+        [*DOCUMENTS[:at], [*DOCUMENTS[at], DOCUMENTS[at + 1][0]], DOCUMENTS[at + 1][1:], *DOCUMENTS[at + 2 :]]
+        for at in range(9)
     ]
-    assert len({own.hash_content(arrays_of(DOCUMENTS)), *unseen, *moved}) == 1 + 9 + 9, "all borders are hashed"
+    assert len({*map(hashed, [DOCUMENTS, *unseen, *moved])}) == 1 + 9 + 9, "all borders are hashed"
     monkeypatch.setattr(own, "_DOCUMENTS_AT_ONCE", 7)
     ending = [*DOCUMENTS, [], []]
-    rows = own.TokenRows(datasets.Dataset.from_dict({"input_ids": ending}))
-    assert own.hash_content(rows) == own.hash_content(arrays_of(ending))
+    of_rows = own.TokenRows(datasets.Dataset.from_dict({"input_ids": ending}))
+    assert own.hash_content(of_rows) == hashed(ending)
 
 
 @settings(deadline=None)
@@ -1271,6 +1139,17 @@ loader.load_state_dict({**plain.state_dict(), "step": np.int64(4)})
 assert json.loads(json.dumps(loader.state_dict())) == {**plain.state_dict(), "step": 4}
 assert loader[9].tokens.tolist() == plain[9].tokens.tolist()
 masks = functools.partial(evenpack.RandomMasks, **{"mask_token": 103, "special_tokens": [0], "vocabulary_size": 30_522})
+
+
+def refused(call, message):
+    try:
+        call()
+    except evenpack.EvenpackError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(message)
+
+
 for wrong, message in [
     ({"long_documents": "cut"}, "arguments of evenpack.Loader:\\n  long_documents"),
     ({"cost_weights": (0, 1, 0)}, "cost_weights must be evenpack.CostWeights or None, found (0, 1, 0)"),
@@ -1279,31 +1158,19 @@ for wrong, message in [
     ({"objective": "x"}, "objective must be evenpack.RandomMasks, an Objective or None, found 'x'"),
     ({"balances_each_micro_batch": "no"}, "balances_each_micro_batch must be True or False, found 'no'"),
     ({"steps": "3"}, "steps must be a whole number"),
-    ({"objective": masks(special_tokens=5)}, "special_tokens must be a list of token ids, found 5"),
-    ({"objective": masks(mask_token=None)}, "must be ids below vocabulary_size (30522), and leave others to"),
-    ({"objective": masks(share="all")}, "arguments of evenpack.RandomMasks:\\n  share"),
 ]:
-    try:
-        evenpack.Loader(documents, **{"arrays": "numpy"} | numbers | wrong)
-    except evenpack.ConfigError as error:
-        assert message in str(error), (wrong, error)
-    else:
-        raise AssertionError(f"{wrong} was taken")
-for index in (1.5, "a", None, slice(3), True):
-    try:
-        plain[index]
-    except evenpack.ConfigError as error:
-        assert f"the number of a micro-batch, a whole one, found loader[{index!r}]" in str(error)
-    else:
-        raise AssertionError(f"{index} was taken")
+    refused(lambda: evenpack.Loader(documents, **{"arrays": "numpy"} | numbers | wrong), message)
+for wrong, message in [
+    ({"special_tokens": 5}, "special_tokens must be a list of token ids, found 5"),
+    ({"mask_token": None}, "must be ids below vocabulary_size (30522), and leave others to"),
+    ({"share": "all"}, "arguments of evenpack.RandomMasks:\\n  share"),
+]:
+    refused(lambda: evenpack.Loader(documents, objective=masks(**wrong), arrays="numpy", **numbers), message)
+for index in (1.5, slice(3), True):
+    refused(lambda: plain[index], f"the number of a micro-batch, a whole one, found loader[{index!r}]")
 assert plain[np.int64(3)].order_hash == plain[3].order_hash
-for state in (None, 5, "state", [1]):
-    try:
-        plain.load_state_dict(state)
-    except evenpack.CheckpointError as error:
-        assert f"what its `state_dict()` returned, a mapping, found {state!r}" in str(error)
-    else:
-        raise AssertionError(f"{state} was taken")
+for state in (None, [1]):
+    refused(lambda: plain.load_state_dict(state), f"what its `state_dict()` returned, a mapping, found {state!r}")
 """
 
 
@@ -1314,27 +1181,22 @@ def test_numbers_of_numpy_count_as_numbers_and_other_types_are_named() -> None:
 
 def test_a_loader_says_what_it_is_in_a_line_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "pack_view", None)
-    loader = made(rank=1, ranks=2, micro_batches=2)
-    assert repr(loader.data) == f"OwnDocuments(data: 200 documents, {sum(map(len, DOCUMENTS)):,} tokens; packs of 64)"
-    assert repr(arrays_of([[1, 2], [3]])) == "TokenArrays(2 documents, 3 tokens, uint16)"
-    assert repr(own.TokenRows(AS_ROWS.add_column("labels", DOCUMENTS))).endswith(" tokens, int32, labels)")
-    assert repr(loader) == "Loader(packs of 64; rank 1 of 2: 2 x 2 of 8 packs a step; seed 0, step 0)"
+    shown = repr(made(rank=1, ranks=2, micro_batches=2).data)
+    assert "200 documents" in shown
+    assert "packs of 64" in shown
 
 
 def test_the_lines_of_the_readme_print_what_it_shows_without_torch() -> None:
     page = (ROOT / "README.md").read_text("utf-8")
     lines, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]
     without_torch = "import sys; sys.modules['torch'] = None\n"  # an import of it fails
-    command = [sys.executable, "-c", without_torch + lines]
+    by_arrival = "evenpack.Loader(documents, micro_batches=8, cost_weights=None, **settings).batches_of(5)"
+    costs = f"print([int((np.diff(batch.cu_seqlens) ** 2).sum()) for batch in {by_arrival}])"
+    command = [sys.executable, "-c", without_torch + lines + costs]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed == shown
-    names: dict[str, Any] = {}
-    exec(lines.partition("(alone,)")[0], names)
-    loader = evenpack.Loader(names["documents"], **names["settings"], ranks=8, cost_weights=None)
-    borders = [replaced(loader, rank).batches_of(5)[0].cu_seqlens for rank in range(8)]
-    by_arrival = np.array([(np.diff(one) ** 2).sum() for one in borders])
-    by_cost = np.array(json.loads(printed.splitlines()[-1].removeprefix("cost ")))
-    balanced, arrival = (100 * (cost.max() / cost.mean() - 1) for cost in (by_cost, by_arrival))
+    assert printed.startswith(shown)
+    found = [np.array(json.loads(line.removeprefix("cost "))) for line in printed.splitlines()[-2:]]
+    balanced, arrival = (100 * (cost.max() / cost.mean() - 1) for cost in found)
     assert f"has {balanced:.2f} % more attention than the mean" in page
     assert f"(`cost_weights=None`) it has {arrival:.0f} %." in page
 

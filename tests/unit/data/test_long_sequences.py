@@ -62,8 +62,6 @@ def test_error_refuses_with_the_figures_and_keeps_what_fits() -> None:
     assert (fitting.long_sequences, fitting.tokens_lost) == (0, 0)
 
 
-def test_an_unknown_policy_and_an_empty_pack_are_refused() -> None:
+def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(PackingError, match=r"no policy 'cut' .* known: error, truncate, drop, split"):
         histogram([3]).fitted(4, "cut")
-    with pytest.raises(PackingError, match="pack_length must be a whole number of 1 or more, in slots, found 0"):
-        histogram([3]).fitted(0, "split")

@@ -95,9 +95,8 @@ def test_the_memory_is_the_machines_unless_a_control_group_has_less(
         ("0::/\n", {"memory.max": "4096\n"}, [4096]),
         ("1:cpu:/a\n4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "77\n", "memory.max": "1\n"}, [77]),
         ("5:cpu,memory:/a\n", {"cpu,memory/a/memory.limit_in_bytes": "77\n"}, [77]),
-        ("", {}, []),
     ],
-    ids=["a job of version 2", "a container", "version 1", "version 1, with others", "none"],
+    ids=["a job of version 2", "a container", "version 1", "version 1, with others"],
 )
 def test_the_limits_of_control_groups_are_found(
     lines: str, files: dict[str, str], expected: list[int], tmp_path: Path

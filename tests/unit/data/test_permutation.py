@@ -120,17 +120,3 @@ def test_a_key_depends_on_every_part_and_its_place():
     keys = [int(derive_key(*part)) for part in parts]
     assert len(set(keys)) == len(parts)
     assert int(derive_key(-1)) == int(derive_key(WORD - 1))
-
-
-def test_keys_broadcast_over_arrays():
-    epochs = np.array([[0], [1]], dtype=np.uint64)
-    lengths = np.array([5, 6, 7], dtype=np.uint64)
-    keys = derive_key(3, epochs, lengths)
-    assert keys.dtype == np.uint64
-    assert keys.tolist() == [[int(derive_key(3, epoch, length)) for length in (5, 6, 7)] for epoch in (0, 1)]
-    assert derive_key(3).shape == ()
-
-
-def test_nothing_is_permuted_to_nothing():
-    empty = np.zeros(0, dtype=np.int64)
-    assert len(permute(empty, empty, empty.astype(np.uint64))) == 0

@@ -1,14 +1,14 @@
 """A prepared directory is opened for a run only if it is whole and has the run's data and fingerprint."""
 
 import json
-import pickle
+import os
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from prepared_files import StopAfter, StoppedError, save_tokenizer, two_sources, write_jsonl
+from prepared_files import StopAfter, StoppedError, save_tokenizer, two_sources
 
 from evenpack.data.checksums import checksum_of_json
 from evenpack.data.config import DataConfig
@@ -35,26 +35,10 @@ def drawn_ids(prepared: PreparedData, name: str, split: Any, seed: int) -> list[
     return plan.draw(np.arange(plan.packs)).sequence_ids.tolist()
 
 
-def test_an_opened_set_has_what_a_run_needs(corpus: Path, finished: Path) -> None:
-    prepared = PreparedData.open(finished, with_source(two_sources(corpus), "code", weight=3))
-    assert prepared.source_names == ("wiki", "code")
-    assert prepared.weights == (1, 3)
-    assert (prepared.vocabulary_size, prepared.end_of_text_id, prepared.pack_length) == (320, 0, 128)
-    assert (prepared.tokenizer_dir / "tokenizer.json").is_file()
-    assert prepared.view("wiki", "train").max_sequence_length == 64
-    assert prepared.plan("wiki", "train", seed=1).pack_length == 128
-
-
-def test_single_sequences_are_packs_of_one_in_a_stream_of_their_own(corpus: Path, finished: Path) -> None:
-    prepared = PreparedData.open(finished, two_sources(corpus))
-    lengths = prepared.view("wiki", "train").lengths()
-    plan = prepared.plan("wiki", "train", seed=1, batching="sequences")
-    assert (plan.packs, plan.max_sequences_per_pack) == (len(lengths), 1)
-    epochs = [plan.draw(np.arange(plan.packs) + epoch * plan.packs) for epoch in (0, 1)]
-    for drawn in epochs:
-        np.testing.assert_array_equal(np.sort(drawn.sequence_ids), np.arange(len(lengths)))
-        np.testing.assert_array_equal(drawn.lengths, lengths[drawn.sequence_ids])
-    assert (epochs[0].sequence_ids != epochs[1].sequence_ids).any()
+def fingerprint_of(config: DataConfig, directory: Path) -> str:
+    """Prepares the data, and returns its fingerprint."""
+    prepare(config, directory)
+    return PreparedData.open(directory, config).fingerprint(1)
 
 
 @pytest.mark.parametrize("batching", ["packs", "sequences"])
@@ -84,31 +68,15 @@ def test_an_order_by_length_has_the_same_packs_from_short_to_long(
 
 def test_the_summary_has_a_row_for_each_source_and_split(corpus: Path, finished: Path) -> None:
     rows = Manifest.read(finished).summary()
-    assert [(row["source"], row["split"]) for row in rows] == [
-        ("wiki", "train"),
-        ("wiki", "validation"),
-        ("code", "train"),
-        ("code", "validation"),
-    ]
+    splits = [("wiki", "train"), ("wiki", "validation"), ("code", "train"), ("code", "validation")]
+    assert [(row["source"], row["split"]) for row in rows] == splits
     prepared = PreparedData.open(finished, two_sources(corpus))
     for row in rows:
         lengths = prepared.view(row["source"], row["split"]).lengths()
         packs = prepared.plan(row["source"], row["split"], seed=0).packs
         assert (row["sequences"], row["tokens"], row["packs"]) == (len(lengths), lengths.sum(), packs)
         assert row["packing_efficiency"] == pytest.approx(lengths.sum() / (packs * 128))
-        assert row["padding_share"] == pytest.approx(1 - lengths.sum() / (packs * 128))
         assert row["packing_factor"] == pytest.approx(len(lengths) / packs)
-
-
-def test_pickled_it_opens_the_same_files_again(corpus: Path, finished: Path) -> None:
-    prepared = PreparedData.open(finished, two_sources(corpus))
-    pickled = pickle.dumps(prepared)
-    assert len(pickled) < 5000
-    again = pickle.loads(pickled)
-    assert again.fingerprint(3) == prepared.fingerprint(3)
-    ids = np.arange(20)
-    tokens, expected = (one.view("code", "train").read(ids).tokens for one in (again, prepared))
-    np.testing.assert_array_equal(tokens, expected)
 
 
 def test_each_source_and_seed_has_its_own_order_and_validation_has_one(
@@ -138,27 +106,18 @@ def test_a_directory_that_is_not_prepared_or_only_in_part_is_refused(
         PreparedData.open(tmp_path / "data", config)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sources/wiki/tokens.bin",
-        "sources/code/tokens.idx",
-        "sources/wiki/document_hashes.npy",
-        "sources/wiki/train/sorted_sequences.npy",
-        "sources/code/validation/packing.json",
-        "tokenizer/tokenizer.json",
-    ],
-)
-def test_a_file_that_is_cut_short_or_missing_is_named(corpus: Path, own_finished: Path, name: str) -> None:
-    path = own_finished / name
-    size = path.stat().st_size
-    with path.open("r+b") as file:
-        file.truncate(size - 1)
-    with pytest.raises(DataError, match=rf"{name} has {size - 1:,} bytes, expected {size:,}"):
-        PreparedData.open(own_finished, two_sources(corpus))
-    path.unlink()
-    with pytest.raises(DataError, match=rf"{name} cannot be found"):
-        PreparedData.open(own_finished, two_sources(corpus))
+def test_a_file_that_is_cut_short_or_missing_is_named(corpus: Path, own_finished: Path) -> None:
+    for record in Manifest.read(own_finished).files.values():
+        path, kept = record.locate(own_finished), record.locate(own_finished).with_name("kept")
+        shutil.copy(path, kept)
+        if size := path.stat().st_size:
+            os.truncate(path, size - 1)
+            with pytest.raises(DataError, match=rf"{path.name} has {size - 1:,} bytes, expected {size:,}"):
+                PreparedData.open(own_finished, two_sources(corpus))
+        path.unlink()
+        with pytest.raises(DataError, match=rf"{path.name} cannot be found"):
+            PreparedData.open(own_finished, two_sources(corpus))
+        kept.rename(path)
 
 
 def test_a_manifest_of_another_format_is_refused(corpus: Path, own_finished: Path) -> None:
@@ -200,14 +159,14 @@ def test_one_prepared_set_serves_both_losses_of_padding_by_two_fingerprints(corp
         two_sources(corpus, recipe={**recipe, "end_of_text_in_loss": predicted}, pack_length=32)
         for predicted in ("all", "none")
     )
-    directory = tmp_path / "data"
-    before = prepare(counted, directory)
-    assert prepare(left_out, directory) == before
+    before = prepare(counted, tmp_path / "data")
+    assert prepare(left_out, tmp_path / "data") == before
     prepare(left_out, tmp_path / "again")
-    assert PreparedData.open(tmp_path / "again", counted).fingerprint(1) == PreparedData.open(
-        directory, counted
-    ).fingerprint(1)
-    assert PreparedData.open(directory, counted).fingerprint(1) != PreparedData.open(directory, left_out).fingerprint(1)
+    first, again, other = (
+        PreparedData.open(tmp_path / name, config).fingerprint(1)
+        for name, config in (("data", counted), ("again", counted), ("data", left_out))
+    )
+    assert first == again != other
 
 
 def test_a_manifest_whose_splits_do_not_add_up_is_refused(own_finished: Path) -> None:
@@ -234,24 +193,18 @@ def test_the_fingerprint_follows_what_decides_the_order(
         PreparedData.open(finished, turned).fingerprint(1),
     ]
     concat = {"kind": "concat", "max_sequence_length": 64}
-    for number, changed in enumerate(
-        (
-            two_sources(corpus, pack_length=64),
-            two_sources(corpus, packing={"algorithm": "none"}),
-            two_sources(corpus, recipe=concat),
-            two_sources(corpus, recipe={**concat, "isolate_documents": False}),
-            two_sources(corpus, tokenizer={"kind": "train", "vocabulary_size": 330}),
-        )
-    ):
-        prepare(changed, tmp_path / str(number))
-        fingerprints.append(PreparedData.open(tmp_path / str(number), changed).fingerprint(1))
-    texts = (own_corpus / "code.jsonl").read_text().splitlines()
-    write_jsonl(own_corpus / "code.jsonl", [json.loads(line)["text"] for line in texts[1:]])
-    prepare(two_sources(own_corpus), tmp_path / "shorter")
-    fingerprints.append(PreparedData.open(tmp_path / "shorter", two_sources(own_corpus)).fingerprint(1))
-    write_jsonl(own_corpus / "code.jsonl", [json.loads(line)["text"] for line in reversed(texts)])
-    prepare(two_sources(own_corpus), tmp_path / "reversed")  # into files of the same sizes
-    fingerprints.append(PreparedData.open(tmp_path / "reversed", two_sources(own_corpus)).fingerprint(1))
+    for name, changes in {
+        "pack length": {"pack_length": 64},
+        "packing": {"packing": {"algorithm": "none"}},
+        "recipe": {"recipe": concat},
+        "isolation": {"recipe": {**concat, "isolate_documents": False}},
+        "tokenizer": {"tokenizer": {"kind": "train", "vocabulary_size": 330}},
+    }.items():
+        fingerprints.append(fingerprint_of(two_sources(corpus, **changes), tmp_path / name))
+    lines = (own_corpus / "code.jsonl").read_text().splitlines(keepends=True)
+    for name, others in {"shorter": lines[1:], "of the same sizes": lines[::-1]}.items():
+        (own_corpus / "code.jsonl").write_text("".join(others))
+        fingerprints.append(fingerprint_of(two_sources(own_corpus), tmp_path / name))
     assert len(set(fingerprints)) == len(fingerprints) == 12
 
 
@@ -263,8 +216,7 @@ def test_the_fingerprint_does_not_follow_times_and_places_of_files(
         for path in own_corpus.iterdir():
             path.touch()
         config = two_sources(folder, tokenizer=save_tokenizer(tmp_path / f"tokenizer{number}"))
-        prepare(config, tmp_path / f"data{number}")
-        fingerprints.append(PreparedData.open(tmp_path / f"data{number}", config).fingerprint(1))
+        fingerprints.append(fingerprint_of(config, tmp_path / f"data{number}"))
     assert fingerprints[0] == fingerprints[1]
 
 

@@ -58,7 +58,7 @@ def failing(path: Path, code: int, *calls: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("code", slow_but([errno.EIO, errno.EMFILE], ERRORS), ids=errno.errorcode.get)
+@pytest.mark.parametrize("code", slow_but([errno.EMFILE], ERRORS), ids=errno.errorcode.get)
 def test_a_file_of_a_prepared_set_that_the_system_cannot_read_is_not_called_damaged(
     corpus: Path, finished: Path, code: int
 ) -> None:

@@ -6,65 +6,25 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from collated import batches_of, collator_of, planner_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pair_sources import (
-    VOCABULARY_SIZE,
-    Pair,
-    masked_objective,
-    pair_source,
-    random_halves,
-    random_sentence_pairs,
-)
+from pair_sources import VOCABULARY_SIZE, Pair, masked_objective, pair_source, random_sentence_pairs
 from step_shapes import step_shape
 
 from evenpack.batch import ChosenTargets, PackedBatch
-from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import DynamicMasks
-from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
-from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.order.selection import PackedSource, PackSelection
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
-from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
-from evenpack.losses import StepCounts
+from evenpack.data.sequences.masking import mask_sequences, masking_keys
 
 PADDING_TOKEN = 1
 """No pair holds it."""
 LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
-COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
+PACKS_PER_STEP = 8
 LONGEST = 40
 
 halves = st.tuples(st.integers(1, 18), st.integers(1, 19))
-
-
-def planner(
-    sources: Sequence[PackedSource],
-    objective: DynamicMasks,
-    *,
-    packs: int,
-    ranks: int = 1,
-    micro_batches: int = 1,
-    weights: Sequence[int] | None = None,
-) -> StepPlanner:
-    shape = step_shape(items_per_step=packs, items_per_micro_batch=packs // (ranks * micro_batches))
-    return StepPlanner(sources, weights or [1] * len(sources), shape=shape, ranks=ranks, objective=objective)
-
-
-def collator(
-    sources: Sequence[PackedSource],
-    objective: DynamicMasks,
-    *,
-    rows: int,
-    pack_length: int,
-    layout: Layout = "packed",
-) -> Collator:
-    return Collator(
-        sources,
-        shape=step_shape(layout=layout, items_per_micro_batch=rows),
-        objective=objective,
-        pack_length=pack_length,
-        padding_token=PADDING_TOKEN,
-        vocabulary_size=VOCABULARY_SIZE,
-    )
 
 
 @dataclass(kw_only=True)
@@ -185,7 +145,8 @@ def assert_is(batch: PackedBatch, expected: Expected) -> None:
     reduction=st.sampled_from(["token", "sequence"]),
     pack_length=st.sampled_from([40, 64, 130]),
     whole_words=st.booleans(),
-    epoch=st.integers(0, 3),
+    division=st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 4), (4, 1)]),
+    step=st.integers(0, 7),
 )
 @settings(deadline=None, max_examples=120)
 def test_every_array_is_that_of_the_pairs_one_by_one(
@@ -196,130 +157,32 @@ def test_every_array_is_that_of_the_pairs_one_by_one(
     reduction: str,
     pack_length: int,
     whole_words: bool,
-    epoch: int,
+    division: tuple[int, int],
+    step: int,
 ) -> None:
+    """The masks of a pair are those of its seed, source and epoch, however a step is divided and laid out."""
     pairs = [random_sentence_pairs(first, seed=1), random_sentence_pairs(second, seed=2)]
     sources = [
         pair_source(of_one, pack_length=pack_length, longest=LONGEST, key=11 + index)
         for index, of_one in enumerate(pairs)
     ]
     objective = masked_objective(reduction=reduction, whole_words=whole_words)
-    of_first = np.arange(3) + epoch * sources[0].plan.packs
-    packs = select_packs(sources, np.array([0, 1, 0, 0]), np.array([of_first[0], 2 + epoch, of_first[1], of_first[2]]))
-    rows = 5
-    one = collator(sources, objective, rows=rows, pack_length=pack_length, layout=layout)
-    batch = one.collate(packs, COUNTS)
-    assert_is(batch, expect(packs, sources, pairs, objective, layout=layout, rows=rows, pack_length=pack_length))
-    starts = chosen(batch, "next_sentence").positions[: batch.local_counts.sequences]
-    assert (batch.position_ids[starts] == 0).all()
-
-
-def many_pairs(count: int, *, seed: int) -> list[Pair]:
-    return random_sentence_pairs(random_halves(count, longest=LONGEST, seed=seed), seed=seed)
-
-
-def test_arrays_of_targets_are_rounded_up() -> None:
-    """Three pairs of 13, 13 and 14 tokens have 2 + 2 + 2 targets, as many as two of 40; 18 are rounded up to 64."""
-    halves_of_packs = [(5, 5), (5, 5), (5, 6), (30, 7), (30, 7)]
-    source = pair_source(random_sentence_pairs(halves_of_packs, seed=3), pack_length=40, longest=LONGEST)
-    objective = masked_objective()
-    counts = masked_count(source.view.lengths().astype(np.int64), objective.masking)
-    assert counts.tolist() == [2, 2, 2, 6, 6]
-    everything = planner([source], objective, packs=3).plan(0).packs
-    targets_of_packs = np.add.reduceat(counts[everything.sequence_ids], everything.offsets[:-1])
-    assert targets_of_packs.tolist() == [6, 6, 6]
-    batch = collator([source], objective, rows=3, pack_length=40).collate(everything, COUNTS)
-    assert batch.local_counts.targets == 18
-    assert chosen(batch, "masked_token").weights.tolist() == [1.0] * 18 + [0.0] * 46
-
-
-PACKS_PER_STEP = 8
-
-Masks = dict[tuple[int, int, int], tuple[list[int], list[tuple[int, int]]]]
-"""By source key, epoch and sequence: what the model sees, and (position, label) of what is masked."""
-
-
-def masks_of_steps(
-    sources: Sequence[PackedSource],
-    objective: DynamicMasks,
-    steps: range,
-    *,
-    layout: Layout = "packed",
-    ranks: int = 1,
-    micro_batches: int = 1,
-    weights: Sequence[int] | None = None,
-) -> Masks:
-    """Reads masks from batches, and checks that the counts of each step are the sums of its batches."""
-    one = collator(
+    ranks, micro_batches = division
+    packs_of_one = PACKS_PER_STEP // (ranks * micro_batches)
+    shape = step_shape(items_per_step=PACKS_PER_STEP, items_per_micro_batch=packs_of_one)
+    rows = packs_of_one + 1  # one is left empty
+    collator = collator_of(
         sources,
+        step_shape(layout=layout, items_per_micro_batch=rows),
         objective,
-        rows=PACKS_PER_STEP // (ranks * micro_batches),
-        pack_length=64,
-        layout=layout,
+        pack_length=pack_length,
+        padding_token=PADDING_TOKEN,
+        vocabulary_size=VOCABULARY_SIZE,
     )
-    planned = planner(
-        sources, objective, packs=PACKS_PER_STEP, ranks=ranks, micro_batches=micro_batches, weights=weights
-    )
-    masks: Masks = {}
-    for step in steps:
-        plan = planned.plan(step)
-        total = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
-        for rank in range(ranks):
-            for index in range(micro_batches):
-                packs = plan.micro_batch(rank, index)
-                batch = one.collate(packs, plan.counts)
-                assert batch.step_counts == plan.counts
-                total += batch.local_counts
-                masks |= masks_of_batch(batch, packs, sources)
-        assert total == plan.counts
-    return masks
-
-
-def masks_of_batch(batch: PackedBatch, packs: PackSelection, sources: Sequence[PackedSource]) -> Masks:
-    sizes = np.diff(packs.offsets)
-    epochs = [
-        int(position) // sources[source].plan.packs
-        for source, position in zip(packs.sources, packs.stream_positions, strict=True)
-    ]
-    names = zip(
-        np.repeat([sources[source].key for source in packs.sources], sizes).tolist(),
-        np.repeat(epochs, sizes).tolist(),
-        packs.sequence_ids.tolist(),
-        strict=True,
-    )
-    masks: Masks = {}
-    targets = found_targets(batch)
-    for name, (start, _), length in zip(names, found_sequences(batch), packs.lengths.tolist(), strict=True):
-        own = [(slot - start, label) for slot, label, _ in targets if start <= slot < start + length]
-        masks[name] = (batch.tokens[start : start + length].tolist(), own)
-    return masks
-
-
-def two_sources() -> list[PackedSource]:
-    return [
-        pair_source(many_pairs(30, seed=5), pack_length=64, longest=LONGEST, key=21),
-        pair_source(many_pairs(20, seed=6), pack_length=64, longest=LONGEST, key=22),
-    ]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 2), (2, 1), (2, 4), (4, 1)])
-def test_masks_are_the_same_however_a_step_is_divided_and_laid_out(
-    layout: Layout, ranks: int, micro_batches: int
-) -> None:
-    sources, steps = two_sources(), range(2, 7)
-    alone = masks_of_steps(sources, masked_objective(), steps)
-    assert len(alone) > 50
-    divided = masks_of_steps(
-        sources, masked_objective(), steps, layout=layout, ranks=ranks, micro_batches=micro_batches
-    )
-    assert divided == alone
-
-
-def test_a_source_named_elsewhere_in_the_run_file_keeps_its_masks() -> None:
-    one, two = two_sources()
-    in_order = masks_of_steps([one, two], masked_objective(), range(4))
-    swapped = masks_of_steps([two, one], masked_objective(), range(4))
-    both = in_order.keys() & swapped.keys()
-    assert {name[0] for name in both} == {21, 22}
-    assert all(in_order[name] == swapped[name] for name in both)
+    for packs, batch in batches_of(planner_of(sources, shape, objective, ranks=ranks), collator, step):
+        expected = expect(packs, sources, pairs, objective, layout=layout, rows=rows, pack_length=pack_length)
+        assert_is(batch, expected)
+        starts = chosen(batch, "next_sentence").positions[: batch.local_counts.sequences]
+        assert (batch.position_ids[starts] == 0).all()
+        of_sources = np.repeat(packs.sources, packs.sizes)
+        assert batch.source_tokens == tuple(int(packs.lengths[of_sources == index].sum()) for index in (0, 1))

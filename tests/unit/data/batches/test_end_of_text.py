@@ -6,24 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
-from step_shapes import step_shape
 from token_files import END, numbered_tokens
 
-from evenpack.batch import SlotTargets
-from evenpack.data.batches.collate import Collator
-from evenpack.data.batches.objectives import NextTokens
-from evenpack.data.order.selection import PackedSource
-from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.order.stored_plan import SequentialPlan
-from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.recipes import Recipe
 from evenpack.data.sequences import build_view
 from evenpack.data.sequences.shuffled import SOURCE_IDS, ShuffledView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.losses import StepCounts
 
-ROW, VOCABULARY = 8, 1000
+ROW = 8
 LENGTHS = [4, 9, 30, 8, 3, 17, 12, 16, 1, 2, 25]
 
 ROWS = [
@@ -76,36 +67,11 @@ def test_every_end_of_text_is_left_out_and_counted_without_reading_tokens(
         assert view.counts(one, lengths[one]).targets.tolist() == [expected[sequence]]
 
 
-@pytest.mark.parametrize("recipe", ROWS, ids=named)
-def test_the_plan_counts_what_the_batches_hold(token_file: TokenFile, recipe: dict[str, Any]) -> None:
-    view = view_of(token_file, recipe)
-    packing = pack(LengthHistogram.from_lengths(view.lengths(), longest=ROW), "none", pack_length=ROW)
-    source = PackedSource(view=view, plan=SequentialPlan(packing), key=3)
-    shape = step_shape(items_per_step=4, items_per_micro_batch=2, policy="arrival")
-    objective = NextTokens()
-    planner = StepPlanner([source], [1], shape=shape, ranks=1, objective=objective)
-    collator = Collator(
-        [source], shape=shape, objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=VOCABULARY
-    )
-    for step in range(4):
-        plan = planner.plan(step)
-        held = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
-        for index in range(plan.micro_batches):
-            batch = collator.collate(plan.micro_batch(0, index), plan.counts)
-            targets = batch.targets["next_token"]
-            assert isinstance(targets, SlotTargets)
-            assert END not in targets.labels[targets.weights > 0].tolist()
-            assert int(targets.weights.sum()) == batch.local_counts.targets
-            assert batch.local_counts.padding_targets == 0
-            held += batch.local_counts
-        assert held == plan.counts
-
-
 def test_a_shuffled_view_leaves_out_the_ends_of_its_own_order(token_file: TokenFile, tmp_path: Path) -> None:
     view = view_of(token_file, {"kind": "documents"})
     order = np.random.default_rng(0).permutation(view.count)
     columns = {SOURCE_IDS: "<u4"}
-    with TokenFileWriter(tmp_path / "shuffled", vocabulary_size=VOCABULARY, columns=columns) as writer:
+    with TokenFileWriter(tmp_path / "shuffled", vocabulary_size=1000, columns=columns) as writer:
         writer.append(view.read(order).tokens, view.lengths()[order], {SOURCE_IDS: order.astype(np.uint32)})
         writer.finish()
     shuffled = ShuffledView(view, TokenFile(tmp_path / "shuffled"))

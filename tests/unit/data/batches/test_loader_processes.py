@@ -15,13 +15,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from slow_cases import slow_but
 from tiny_run import lone_world, tiny_gpt2_run
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from evenpack.data.batches import loader_processes
 from evenpack.data.batches.loader_processes import (
     LoaderNames,
-    begin_loader_process,
     explained_loader_deaths,
     explained_lost_loader,
 )
@@ -111,36 +111,13 @@ def test_a_loader_ends_when_its_rank_has_died_before_it_could_watch_it(tmp_path:
         raise
 
 
-@pytest.mark.parametrize(("process", "leaves"), [("loader", False), ("other", True)])
+@pytest.mark.parametrize(("process", "leaves"), slow_but(["loader"], [("loader", False), ("other", True)]))
 def test_the_socket_of_a_loader_is_no_file_which_would_stay_if_it_is_killed(process: str, leaves: bool) -> None:
     command = [sys.executable, "-c", KILLED_WHILE_IT_TAKES_A_BATCH, process]
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a name that sockets may have
         environment = {**os.environ, "TMPDIR": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert ("pymp-" in done.stdout) == leaves, done.stdout
-
-
-class Killed(Dataset[int]):
-    """Kills the process that reads it."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, _index: int) -> int:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("not reached")
-
-
-def test_a_killed_process_of_a_loader_is_explained() -> None:
-    with pytest.raises(RunError, match=r"loads batches has died: DataLoader worker .*\(training.loader_workers"):  # noqa: SIM117
-        with explained_loader_deaths():
-            next(iter(DataLoader(Killed(), num_workers=1)))
-
-
-@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
-def test_a_loader_that_dies_as_a_batch_is_taken_is_explained(error: Exception) -> None:
-    with pytest.raises(RunError, match="has died: the connection to it was lost"), explained_lost_loader():
-        raise error
 
 
 def test_a_death_that_is_explained_is_not_raised_once_more_by_torchs_handler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,20 +166,6 @@ def test_the_loader_of_a_run_starts_before_its_model_is_built(tmp_path: Path, mo
 def test_other_errors_stay_as_they_are() -> None:
     with pytest.raises(RuntimeError, match="must match"), explained_loader_deaths():
         torch.ones(2) + torch.ones(3)
-
-
-class Raises(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        raise ValueError("item 7 of this data")
-
-    def __len__(self) -> int:
-        return 1
-
-
-def test_errors_of_the_data_still_arrive() -> None:
-    loader = DataLoader(Raises(), batch_size=None, num_workers=1, worker_init_fn=begin_loader_process)
-    with pytest.raises(ValueError, match="item 7 of this data"):
-        next(iter(loader))
 
 
 def has_name(lock: Any) -> bool:

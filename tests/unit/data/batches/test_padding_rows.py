@@ -2,52 +2,36 @@
 
 import numpy as np
 import pytest
-from token_files import left_out_of
+from collated import batches_of, collator_of, planner_of
+from step_shapes import step_shape
+from token_files import END, left_out_of, numbered_tokens
 
 from evenpack.batch import SlotTargets
-from evenpack.data.batches.collate import Collator
-from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.selection import PackedSource
-from evenpack.data.order.step_plan import StepPlanner
-from evenpack.data.order.step_shape import CostWeights, StepShape
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.data.order.stored_plan import SequentialPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.recipes import EndOfText, PaddingRecipe
 from evenpack.data.sequences import build_view
 from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.writer import TokenFileWriter
-from evenpack.losses import StepCounts
 from evenpack.models.cost import performed_work, useful_work
 from evenpack.visible_pairs import total_pairs_within
 
-END, ROW, ROWS_PER_STEP = 1, 8, 4
+ROW = 8
 LENGTHS = [4, 9, 30, 8, 3, 17, 12]
+
+
+SHAPE = step_shape(
+    items_per_step=4,
+    items_per_micro_batch=2,
+    cost_weights=CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0),
+    windows=(3,),
+)
 
 
 @pytest.fixture(scope="module")
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
-    prefix = tmp_path_factory.mktemp("rows") / "tokens"
-    tokens = 10 + np.arange(sum(LENGTHS))
-    tokens[np.cumsum(LENGTHS) - 1] = END
-    with TokenFileWriter(prefix, vocabulary_size=1000) as writer:
-        writer.append(tokens, np.array(LENGTHS), {"document_hashes": np.zeros(len(LENGTHS), dtype=np.uint64)})
-        writer.finish()
-    return TokenFile(prefix)
-
-
-def shape_of(*, isolate: bool = True) -> StepShape:
-    return StepShape(
-        batching="packs",
-        items_per_step=ROWS_PER_STEP,
-        items_per_micro_batch=2,
-        layout="packed",
-        isolate=isolate,
-        reset_positions=True,
-        policy="cost_balanced",
-        cost_weights=CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0),
-        windows=(3,),
-        balances_each_micro_batch=False,
-    )
+    return numbered_tokens(tmp_path_factory.mktemp("rows") / "tokens", LENGTHS)
 
 
 def source_of(token_file: TokenFile, *, atom: int, isolate: bool, predicted: EndOfText) -> PackedSource:
@@ -70,17 +54,11 @@ def source_of(token_file: TokenFile, *, atom: int, isolate: bool, predicted: End
 def test_the_plan_counts_what_the_batches_hold(
     token_file: TokenFile, atom: int, isolate: bool, predicted: EndOfText
 ) -> None:
-    source, objective = source_of(token_file, atom=atom, isolate=isolate, predicted=predicted), NextTokens()
-    planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=objective)
-    collator = Collator(
-        [source], shape=shape_of(), objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=1000
-    )
+    source = source_of(token_file, atom=atom, isolate=isolate, predicted=predicted)
+    planner = planner_of([source], SHAPE)
+    collator = collator_of([source], SHAPE, pack_length=ROW, padding_token=END)
     for step in range(5):
-        plan = planner.plan(step)
-        held = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
-        for index in range(plan.micro_batches):
-            batch = collator.collate(plan.micro_batch(0, index), plan.counts)
-            held += batch.local_counts
+        for _, batch in batches_of(planner, collator, step):
             ids = batch.sequence_ids[batch.sequence_ids >= 0].numpy()
             padding = padding_of(source, ids)
             assert batch.local_counts.tokens == int((~padding).sum()) == batch.source_tokens[0]
@@ -94,9 +72,8 @@ def test_the_plan_counts_what_the_batches_hold(
             assert useful_work(batch).pairs_within == total_pairs_within(real, (3,))
             all_lengths = batch.cu_seqlens.diff().numpy()
             assert performed_work(batch).pairs_within == total_pairs_within(all_lengths, (3,))
-        assert held == plan.counts
-        costs = [plan.cost_of(0, index) for index in range(plan.micro_batches)]
-        assert sum(costs) == pytest.approx(plan.cost(0))
+        plan = planner.plan(step)
+        assert sum(plan.cost_of(0, index) for index in range(plan.micro_batches)) == pytest.approx(plan.cost(0))
 
 
 def padding_of(source: PackedSource, rows: np.ndarray) -> np.ndarray:
@@ -119,21 +96,3 @@ def real_lengths(source: PackedSource, rows: np.ndarray) -> list[int]:
     """Returns the length of each segment without its padding."""
     lengths = source.view.read(rows).counts.segment_lengths
     return [int((~one).sum()) for one in np.split(padding_of(source, rows), np.cumsum(lengths)[:-1])]
-
-
-def test_what_fills_up_is_the_end_of_text_and_has_no_weight_where_it_is_left_out(token_file: TokenFile) -> None:
-    source, objective = source_of(token_file, atom=ROW, isolate=True, predicted="closing"), NextTokens()
-    collator = Collator(
-        [source], shape=shape_of(), objective=objective, pack_length=ROW, padding_token=0, vocabulary_size=1000
-    )
-    planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=objective)
-    plan = planner.plan(0)
-    batch = collator.collate(plan.micro_batch(0, 0), plan.counts)
-    assert isinstance(batch.targets["next_token"], SlotTargets)
-    for row in range(2):
-        tokens = batch.tokens[row * ROW : (row + 1) * ROW].tolist()
-        weights = batch.targets["next_token"].weights[row * ROW : (row + 1) * ROW].tolist()
-        text = tokens.index(END)
-        assert tokens[text:] == [END] * (ROW - text)
-        assert weights == [1.0] * text + [0.0] * (ROW - text)  # the first end-of-text is predicted
-        assert batch.targets["next_token"].labels[row * ROW : row * ROW + text].tolist() == tokens[1 : text + 1]

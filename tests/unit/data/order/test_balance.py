@@ -45,19 +45,10 @@ def test_every_pack_is_assigned_once_in_equal_counts(ranks, micro_batches, share
     assert assigned.shape == (ranks, micro_batches, share)
     np.testing.assert_array_equal(np.sort(assigned, axis=None), np.arange(packs))
     np.testing.assert_array_equal(costs, given_costs)
-    again = assign_by_cost(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
-    np.testing.assert_array_equal(assigned, again)
-
-
-@given(costs=st.lists(st.integers(0, 5) | st.integers(0, 1 << 40), min_size=1, max_size=60), few=st.booleans())
-@settings(deadline=None)
-def test_the_most_expensive_come_first_and_equals_keep_their_order(costs, few):
-    units = np.array(costs)
     with pytest.MonkeyPatch.context() as patched:
-        if few:
-            patched.setattr(balance, "_PLACE_BITS", 0)
-        found = balance._most_expensive_first(units)
-    assert found.tolist() == sorted(range(len(costs)), key=lambda pack: -costs[pack])
+        patched.setattr(balance, "_PLACE_BITS", 0)  # as in a step of too many packs
+        again = assign_by_cost(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
+    np.testing.assert_array_equal(assigned, again)
 
 
 def test_places_and_costs_of_the_largest_step_fit_into_one_number():
@@ -156,10 +147,8 @@ def test_packs_of_equal_cost_are_assigned_by_index():
     ("packs", "ranks", "micro_batches", "message"),
     [
         (10, 4, 1, "10 packs cannot be assigned equally to 4 ranks x 1 micro-batches.*multiple of 4"),
-        (8, 4, 3, "multiple of 12"),
         (0, 2, 1, "a step of 0 packs"),
         (4, 0, 1, "0 ranks"),
-        (4, 2, 0, "0 micro-batches"),
     ],
 )
 def test_what_cannot_be_assigned_equally_is_refused(packs, ranks, micro_batches, message):

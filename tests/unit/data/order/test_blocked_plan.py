@@ -107,7 +107,7 @@ def test_upcoming_blocks_start_at_the_position_and_cross_the_end_of_an_epoch() -
 def test_wrong_positions_and_ids_are_refused() -> None:
     plan = plan_of(random_lengths(100), [0, 40, 100])
     assert isinstance(plan, PackStream)
-    with pytest.raises(ValueError, match="stream positions start at 0, found -1"):
+    with pytest.raises(ValueError, match="start at 0, found -1"):
         plan.draw(np.array([3, -1]))
     with pytest.raises(DataError, match="holds 3 sequence ids, but the blocks place 100"):
         BlockedPlan(plan.blocks, np.arange(3), key=1, shuffles_blocks=True)

@@ -85,14 +85,6 @@ def test_common_divisors_do_not_count():
     np.testing.assert_array_equal(Mixture([30, 20, 10]).order, Mixture([3, 2, 1]).order)
 
 
-def test_a_period_of_a_million_keeps_the_ratio():
-    mixture = Mixture([499_979, 333_337, 166_667, 17])
-    assert mixture.period == 1_000_000
-    drawn = np.cumsum(mixture.order[:, None] == np.arange(4), axis=0)
-    ideal = np.arange(1, 1_000_001)[:, None] * (np.array(mixture.weights) / 1_000_000)
-    assert np.abs(drawn - ideal).max() < 5 / 6 + 1e-9
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

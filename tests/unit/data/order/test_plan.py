@@ -1,7 +1,6 @@
 """The plan: every sequence once per epoch, new packs in each epoch, any position of the stream at once."""
 
 import tracemalloc
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from repository import PUBLISHED_HISTOGRAMS
 from scipy import stats
 
 from evenpack.data.order import plan as plan_module
@@ -98,12 +96,6 @@ def test_a_pack_is_the_same_however_it_is_drawn(lengths, how, data):
     order = np.array(data.draw(st.permutations(range(len(positions)))))
     assert as_packs(plan.draw(positions[order])) == [expected[place] for place in order]
     assert as_packs(plan.draw(positions[-1:])) == expected[-1:]
-
-
-def test_the_stream_takes_the_first_packs_of_the_next_epoch_at_the_border():
-    plan = plan_of(random_lengths(300))
-    across = as_packs(plan.draw(np.arange(plan.packs - 5, plan.packs + 5)))
-    assert across == as_packs(epoch_of(plan, 0))[-5:] + as_packs(epoch_of(plan, 1))[:5]
 
 
 def test_pack_mates_and_order_are_drawn_again_in_each_epoch():
@@ -269,13 +261,3 @@ def test_no_positions_draw_no_packs():
     drawn = plan_of(np.array([5])).draw(np.zeros(0, dtype=np.int64))
     assert drawn.offsets.tolist() == [0]
     assert len(drawn.sequence_ids) == len(drawn.lengths) == 0
-
-
-def test_a_real_histogram_keeps_its_sequences_through_two_epochs():
-    lengths = np.repeat(np.arange(1, 385), PUBLISHED_HISTOGRAMS["squad_1_1_384"])
-    np.random.default_rng(3).shuffle(lengths)
-    histogram = LengthHistogram.from_lengths(lengths, longest=384)
-    plan = PackPlan(pack(histogram, pack_length=384), sort_by_length(lengths, histogram), key=8)
-    drawn = plan.draw(np.arange(2 * plan.packs))
-    assert set(Counter(drawn.sequence_ids.tolist()).values()) == {2}
-    assert len(np.unique(drawn.sequence_ids)) == len(lengths) == 88_641

@@ -1,6 +1,5 @@
 """A prepared run in steps of single sequences: its plan, and its validation."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from pair_sources import pair_run
 from step_shapes import step_shape
 
 from evenpack.config import validate
-from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, packed_sources
@@ -64,6 +62,7 @@ def test_the_plan_counts_sequences(packs: RunConfig) -> None:
     plan = plan_training(config, ranks=2)
     assert (plan.step.items, plan.step.batching, plan.step.assignment) == (PER_STEP, "sequences", "arrival")
     assert plan.step.slots == PER_STEP * 48
+    assert plan_training(of_sequences(packs, "unpadded"), ranks=2).step.slots is None, "as many as its sequences need"
     assert plan.data.packing_factor == 1.0
     data = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(data, "train", seed=1, batching="sequences")
@@ -72,25 +71,6 @@ def test_the_plan_counts_sequences(packs: RunConfig) -> None:
     assert plan.step.tokens == pytest.approx(PER_STEP * (2 * means[0] + means[1]) / 3)
     assert plan.data.packing_efficiency == pytest.approx(plan.step.tokens / plan.step.slots)
     assert step_rows(plan.step)["step"] == "24 sequences = 2 ranks x 2 (gradient accumulation) x 6 sequences"
-
-
-def test_slots_are_shown_only_where_they_are_known(packs: RunConfig) -> None:
-    assert plan_training(packs, ranks=2).step.slots == 8 * 96
-    plan = plan_training(of_sequences(packs, "unpadded"), ranks=2)
-    assert plan.step.slots is None
-    assert "slots: as many as its sequences need" in step_rows(plan.step)["holds"]
-
-
-def test_the_plan_shows_the_slots_of_every_batch_and_what_suits_a_gpu_badly(packs: RunConfig) -> None:
-    plan = plan_training(packs, ranks=2)
-    run = open_run(packs)
-    world = World(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
-    batch = MicroBatchDataset(run.prepared, run.pipeline_settings(world))[0]
-    assert step_rows(plan.step)["micro-batch"] == f"{batch.slots} slots"
-    odd = replace(plan.step, slots_per_micro_batch=100)
-    assert "; 100 is not a multiple of 16, for which" in step_rows(odd)["micro-batch"]
-    unknown = replace(plan.step, slots_per_micro_batch=None)
-    assert step_rows(unknown)["micro-batch"] == "as many slots as its sequences need"
 
 
 def test_expected_denominators_are_what_steps_of_sequences_hold_on_average(packs: RunConfig) -> None:

@@ -125,16 +125,9 @@ WINDOWED = replace(SQUARES, per_squared_length=0.25, per_pair_within={2: 0.5, 6:
 """A model of one layer that sees whole sequences, two that see two tokens on each side, and one that sees six."""
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"per_token": -1.0}, "found per_token -1.0"),
-        ({"per_segment": math.nan}, "found per_segment nan"),
-        ({"per_pair_within": {2: 0.5, 6: math.inf}}, "found per_pair_within 6 inf"),
-    ],
-)
-def test_a_weight_of_no_cost_is_named(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"a cost weight must be a finite number, 0 or more, {message}"):
+@pytest.mark.parametrize("change", [{"per_token": -1.0}, {"per_segment": math.nan}, {"per_pair_within": {6: math.inf}}])
+def test_a_weight_of_no_cost_is_named(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"must be a finite number, 0 or more, found {next(iter(change))}"):
         replace(SQUARES, **change)
 
 
@@ -158,15 +151,6 @@ def test_the_cost_of_a_pack_counts_the_pairs_within_each_window_in_its_segments(
         lengths = source.view.read(ids).counts.segment_lengths
         near = [sum(abs(i - j) <= reach for n in lengths for i in range(n) for j in range(n)) for reach in (2, 6)]
         assert cost == 0.25 * (lengths**2).sum() + 0.5 * near[0] + 0.25 * near[1]
-
-
-def test_windows_that_reach_over_every_segment_cost_what_squares_cost() -> None:
-    source = segmented_source()
-    wide = replace(WINDOWED, per_pair_within={8: 0.5, 31: 0.25})
-    for step in range(5):
-        found, expected = plan_by(wide, source, step), plan_by(SQUARES, source, step)
-        assert found.costs.tolist() == expected.costs.tolist()
-        assert found.assignment.items.tolist() == expected.assignment.items.tolist()
 
 
 def test_packs_balanced_by_windows_wait_less_than_those_balanced_by_squares() -> None:

@@ -1,8 +1,6 @@
 """Column generation packs published histograms to within a few packs of a bound that an independent count confirms."""
 
 import sys
-from itertools import combinations_with_replacement
-from random import Random
 
 import numpy as np
 import pytest
@@ -11,8 +9,6 @@ from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
 from evenpack.data.packing import Certificate, LengthHistogram, Packing, pack
-from evenpack.data.packing.pricing import best_packs
-from evenpack.data.packing.slots import place
 
 
 def cut(counts: list[int], pack_length: int, limit: int | None) -> Packing:
@@ -105,37 +101,6 @@ def test_published_histograms_are_closed_to_a_few_packs(name, limit, bound, most
     assert packing.depth <= (limit or 512)
 
 
-@given(
-    counts=counts_of_some_lengths(12, 3),
-    limit=st.none() | st.integers(1, 5),
-    share=st.floats(0, 1),
-    seed=st.integers(0, 9),
-)
-def test_a_near_best_pack_keeps_the_limits_and_loses_at_most_the_tolerance(counts, limit, share, seed):
-    pack_length, most = len(counts) + 4, limit or len(counts) + 4
-    prices = np.random.default_rng(seed).random(pack_length)
-    best = best_packs(prices, LengthHistogram(counts=np.array(counts)), pack_length, most)
-    worth = best.values_with()
-    for first in (np.flatnonzero(counts) + 1).tolist():
-        tolerance = share * float(worth[first - 1])
-        strategy = best.near_best(first, tolerance, Random(seed))
-        assert first in strategy
-        assert sum(strategy) <= pack_length
-        assert len(strategy) <= most
-        assert all(counts[length - 1] for length in strategy)
-        value = sum(prices[length - 1] for length in strategy)
-        assert worth[first - 1] - tolerance - 1e-9 <= value <= worth[first - 1] + 1e-9
-    assert max(worth[: len(counts)]) == pytest.approx(best.value)
-
-
-def test_near_best_packs_differ_where_many_are_as_good():
-    best = best_packs(np.arange(1.0, 41.0), LengthHistogram(counts=np.ones(40, dtype=np.int64)), 40, 4)
-    random = Random(0)
-    packs = {best.near_best(20, 0.0, random) for _ in range(50)}
-    assert len(packs) > 20
-    assert {sum(strategy) for strategy in packs} == {40}
-
-
 def test_packs_longer_than_the_longest_sequence_are_filled():
     """27 and 9 make 36, as do four of 9: nothing is left empty."""
     counts = [0] * 27
@@ -147,27 +112,6 @@ def test_packs_longer_than_the_longest_sequence_are_filled():
 def test_a_limit_of_depth_raises_the_bound_above_that_of_the_tokens():
     packing = cut([0, 300], 8, 2)
     assert (packing.packs, packing.lower_bound) == (150, 150)
-
-
-@given(
-    uses=st.dictionaries(
-        st.sampled_from([one for n in (1, 2, 3) for one in combinations_with_replacement(range(6, 0, -1), n)]),
-        st.integers(1, 20),
-        min_size=1,
-        max_size=8,
-    ),
-    counts=counts_of_some_lengths(6, 40),
-)
-def test_slots_hold_no_longer_sequence_and_nothing_is_lost_or_doubled(uses, counts):
-    exact, left_over = place(uses, LengthHistogram(counts=np.array(counts)))
-    held = [sum(count * strategy.count(length) for strategy, count in exact.items()) for length in range(1, 7)]
-    assert (np.array(held)[: len(counts)] + left_over).tolist() == counts
-    assert sum(held[len(counts) :]) == 0
-    for longer in range(1, 7):
-        slots = sum(count * sum(length >= longer for length in strategy) for strategy, count in uses.items())
-        assert sum(held[longer - 1 :]) <= slots
-    assert sum(exact.values()) <= sum(uses.values())
-    assert max(map(len, exact), default=0) <= max(map(len, uses))
 
 
 def test_rounds_that_run_out_leave_a_whole_result(monkeypatch):

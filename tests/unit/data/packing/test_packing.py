@@ -1,12 +1,10 @@
 """Packing: the published figures to the pack, and the invariants on any histogram."""
 
-from collections import Counter
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packings import packing_of
 from repository import PUBLISHED_HISTOGRAMS
 
 from evenpack.data.packing import _OTHER_NAMES, ALGORITHMS, LengthHistogram, Packing, pack
@@ -88,32 +86,25 @@ def test_long_packs_come_as_near_to_the_lower_bound_as_published(algorithm, gap)
     assert packing.gap * 100 == pytest.approx(gap, rel=0.02)
 
 
+def placed(packing: Packing, limit: int | None) -> list[int]:
+    """Returns the sequences of each length that the packs hold, which are full at most and no deeper than the limit."""
+    sequences = [0] * len(packing.histogram.counts)
+    for strategy, count in zip(packing.strategies, packing.counts.tolist(), strict=True):
+        assert count > 0
+        assert sum(strategy) <= packing.pack_length
+        assert len(strategy) <= (limit or packing.pack_length)
+        for length in strategy:
+            sequences[length - 1] += count
+    return sequences
+
+
 @pytest.mark.parametrize("algorithm", BILLIONS)
 @given(problem=problems())
 @settings(max_examples=100, deadline=None)
 def test_every_sequence_is_placed_once_within_the_limits(algorithm, problem):
     histogram, pack_length, limit = problem
     packing = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
-    placed: Counter[int] = Counter()
-    for strategy, count in zip(packing.strategies, packing.counts.tolist(), strict=True):
-        assert count > 0
-        assert sum(strategy) <= pack_length
-        assert len(strategy) <= (limit or pack_length)
-        for length in strategy:
-            placed[length] += count
-    expected = {index + 1: count for index, count in enumerate(histogram.counts.tolist()) if count}
-    assert placed == expected
-
-
-@pytest.mark.parametrize("algorithm", BILLIONS)
-@given(problem=problems())
-@settings(max_examples=30, deadline=None)
-def test_the_same_histogram_is_packed_the_same_way(algorithm, problem):
-    histogram, pack_length, limit = problem
-    again = LengthHistogram(counts=np.append(histogram.counts, [0, 0]))
-    one, other = (pack(h, algorithm, pack_length=pack_length, max_sequences_per_pack=limit) for h in (histogram, again))
-    assert one.strategies == other.strategies
-    np.testing.assert_array_equal(one.counts, other.counts)
+    assert placed(packing, limit) == histogram.counts.tolist()
 
 
 @st.composite
@@ -131,22 +122,11 @@ def small_problems(draw: st.DrawFn) -> tuple[LengthHistogram, int, int]:
 def test_every_algorithm_places_each_sequence_once_and_keeps_its_proven_bound(algorithm, problem):
     histogram, pack_length, limit = problem
     packing = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
-    placed = np.zeros(pack_length + 1, dtype=np.int64)
-    for strategy, count in zip(packing.strategies, packing.counts.tolist(), strict=True):
-        assert count > 0
-        assert sum(strategy) <= pack_length
-        assert len(strategy) <= limit
-        np.add.at(placed, list(strategy), count)
-    assert placed[1 : histogram.longest + 1].tolist() == histogram.counts[: histogram.longest].tolist()
-    assert placed.sum() == histogram.sequences
-
+    assert placed(packing, limit) == histogram.counts.tolist()
     best = pack(histogram, "cutting_stock", pack_length=pack_length, max_sequences_per_pack=limit)
-    greedy = pack(histogram, "longest_pack_first", pack_length=pack_length, max_sequences_per_pack=limit)
-    assert max(packing.lower_bound, best.lower_bound) <= packing.packs
-    assert -(-histogram.sequences // limit) <= packing.packs
-    assert best.packs <= greedy.packs
-
-    again = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
+    assert max(packing.lower_bound, best.lower_bound, -(-histogram.sequences // limit)) <= packing.packs
+    same = LengthHistogram(counts=np.append(histogram.counts, [0, 0]))
+    again = pack(same, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
     assert (again.strategies, again.counts.tolist()) == (packing.strategies, packing.counts.tolist())
 
 
@@ -202,7 +182,6 @@ def test_the_figures_of_a_packing_agree_with_a_count_by_hand():
         (((3, 2), (2,), (1,)), [1, 1, 1], "place 1 sequences of length 1, the histogram has 0"),
         (((3, 2, 2),), [1], "takes 7 slots of 5"),
         (((2, 3), (2,)), [1, 1], "longest first"),
-        (((3, 2), (2, 0)), [1, 1], "positive lengths"),
         (((3, 2), (2,), ()), [1, 1, 1], "positive lengths"),
         (((3, 2), (2,), (4,)), [1, 1, 0], "used 0 times"),
         (((3, 2), (2,)), [1], "2 strategies have 1 counts"),
@@ -211,26 +190,12 @@ def test_the_figures_of_a_packing_agree_with_a_count_by_hand():
 )
 def test_strategies_that_do_not_fit_the_histogram_are_refused(strategies, counts, message):
     with pytest.raises(PackingError, match=message):
-        Packing(
-            algorithm="by hand",
-            pack_length=5,
-            histogram=histogram_of(3, 2, 2),
-            strategies=strategies,
-            counts=np.array(counts),
-            cpu_seconds=0.0,
-        )
+        packing_of(strategies, counts, histogram_of(3, 2, 2), 5)
 
 
 def test_a_histogram_longer_than_the_packs_of_its_strategies_is_refused():
     with pytest.raises(PackingError, match="place 0 sequences of length 3, the histogram has 1"):
-        Packing(
-            algorithm="by hand",
-            pack_length=2,
-            histogram=histogram_of(3, 2),
-            strategies=((2,),),
-            counts=np.array([1]),
-            cpu_seconds=0.0,
-        )
+        packing_of([(2,)], [1], histogram_of(3, 2), 2)
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=200))
@@ -250,10 +215,8 @@ def test_a_histogram_counts_each_length(kind, lengths):
         ([5, 0, 3], "index 1 must be 1 or more, found 0"),
         ([10], "index 0 must be 9 or less, found 10"),
         ([5, 2.5], "index 1 must be a whole number, found 2.5"),
-        (
-            np.array([3, 2**64 - 1], dtype=np.uint64),
-            "index 1 must be 9 or less, found 18446744073709551615",
-        ),
+        ([float("nan")], "index 0 must be a whole number"),
+        (np.array([3, 2**64 - 1], dtype=np.uint64), "index 1 must be 9 or less, found 18446744073709551615"),
         ([], "no sequence to pack"),
         (np.array(["5"]), "one whole number for each sequence"),
         (np.array([[5]]), "one whole number for each sequence"),
@@ -261,15 +224,6 @@ def test_a_histogram_counts_each_length(kind, lengths):
 )
 def test_a_wrong_length_is_named_with_its_place(lengths, message):
     with pytest.raises(PackingError, match=message):
-        LengthHistogram.from_lengths(lengths, longest=9)
-
-
-def test_a_wrong_length_is_found_far_into_a_memory_mapped_file(tmp_path: Path):
-    lengths = np.memmap(tmp_path / "lengths", dtype=np.uint8, mode="w+", shape=(3_000_000,))
-    lengths[:] = 7
-    assert LengthHistogram.from_lengths(lengths, longest=9).sequences == 3_000_000
-    lengths[2_500_001] = 0
-    with pytest.raises(PackingError, match="index 2500001 must be 1 or more, found 0"):
         LengthHistogram.from_lengths(lengths, longest=9)
 
 
@@ -293,38 +247,11 @@ def test_lengths_are_counted_alike_however_they_come(data, wrong):
 def test_counts_beyond_32_bits_are_packed_exactly(algorithm, limit):
     counts = [5 * 10**9 + 1, 0, 3 * 2**31, 2**33 + 7, 1, 2**33 + 3]
     packing = pack(counts, algorithm, pack_length=9, max_sequences_per_pack=limit)
-    placed = Counter()
-    for strategy, count in zip(packing.strategies, packing.counts.tolist(), strict=True):
-        placed.update({length: count * times for length, times in Counter(strategy).items()})
-    assert placed == {length: count for length, count in enumerate(counts, 1) if count}
+    assert placed(packing, limit) == counts
     tokens = sum(length * count for length, count in enumerate(counts, 1))
     assert packing.packs == sum(packing.counts.tolist()) >= packing.lower_bound >= -(-tokens // 9)
     assert (packing.sequences, packing.tokens) == (sum(counts), tokens)
     assert packing.padding == 9 * packing.packs - tokens
-
-
-@pytest.mark.parametrize(("counts", "message"), [([2, -1], "length 2 has -1"), ([0, 0], "no sequence"), ([], "no seq")])
-def test_a_histogram_that_counts_nothing_or_less_is_refused(counts, message):
-    with pytest.raises(PackingError, match=message):
-        LengthHistogram(counts=np.array(counts, dtype=np.int64))
-
-
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        (np.array([1.5, 2.0]), r"must be a whole number; length 1 has 1\.5"),
-        (np.array([1, 1 << 63], dtype=np.uint64), "or less; length 2 has 9223372036854775808"),
-        (np.array([1.0, 2.0**63]), "or less; length 2 has 9.2"),
-        (np.array([1.0, np.nan]), "a whole number; length 2 has nan"),
-        (np.array([True]), "found an array of bool"),
-        (np.array(["1"]), "found an array of <U1"),
-        (np.array([[1, 2]]), r"shape \(1, 2\)"),
-        (np.array([1, None]), "found an array of object"),
-    ],
-)
-def test_counts_that_are_no_integers_are_refused(counts, message):
-    with pytest.raises(PackingError, match=message):
-        LengthHistogram.from_counts(counts)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.uint64, np.int64, ">i8", np.float16])
@@ -333,21 +260,13 @@ def test_counts_of_any_whole_numbers_become_int64(kind):
     assert (counts.dtype, counts.tolist()) == (np.dtype(np.int64), [0, 3, 5])
 
 
-def test_a_histogram_holds_its_counts_as_int64_of_this_machine():
-    swapped = np.array([0, 3, 5]).astype(np.dtype(np.int64).newbyteorder())
-    counts = LengthHistogram(counts=swapped).counts
-    assert (counts.dtype, counts.tolist()) == (np.dtype(np.int64), [0, 3, 5])
-
-
 @pytest.mark.parametrize(
     ("algorithm", "pack_length", "limit", "message"),
     [
-        ("longest_pack", 9, None, "did you mean 'longest_pack_first'.*known: auto, longest_pack_first, shortest"),
         ("xyz", 9, None, "no packing algorithm 'xyz'; known: auto"),
         ("LPFHP", 9, None, "did you mean 'longest_pack_first'"),
-        ("auto", 0, None, "pack_length must be a whole number of 1 or more, in slots, found 0"),
+        ("auto", 0, None, "pack_length must be a whole number of 1 or more"),
         ("auto", (1 << 24) + 1, None, "pack_length can be 16777216 slots at most, found 16777217"),
-        ("auto", 9, 0, "max_sequences_per_pack must be a whole number of 1 or more, or null for no limit, found 0"),
         ("auto", 3, None, "2 sequences, the longest of 5 tokens, do not fit into a pack of 3 slots"),
     ],
 )
@@ -361,40 +280,26 @@ def test_each_name_of_papers_leads_to_an_algorithm():
     assert not set(_OTHER_NAMES) & set(ALGORITHMS)
 
 
-def test_the_longest_length_allowed_must_be_one_or_more():
-    with pytest.raises(PackingError, match="longest must be a whole number of 1 or more, in tokens, found 0"):
-        LengthHistogram.from_lengths([1], longest=0)
-
-
-@pytest.mark.parametrize("kind", [list, np.int32, np.uint64, np.float64])
-def test_bare_counts_are_packed_as_their_histogram(kind):
-    counts = [0, 3, 5, 3_000_000_000 if kind is not np.int32 else 2, 0]
-    given_counts = counts if kind is list else np.array(counts, dtype=kind)
-    packing = pack(given_counts, "longest_pack_first", pack_length=7)
-    assert packing.histogram.counts.tolist() == counts
-    assert packing.sequences == sum(counts)
-
-
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
         ([1, -2], "length 2 has -2"),
         ([1.0, float("nan")], "length 2 has nan"),
-        ([1.0, float("inf")], "length 2 has inf"),
         ([0.5, 1], "must be a whole number; length 1 has 0.5"),
-        (np.array([1, 1 << 63], dtype=np.uint64), "be 9223372036854775807 or less; length 2 has 9223372036854775808"),
-        ([1.0, 2.0**63], "must be 9223372036854775807 or less; length 2 has 9.22"),
-        ([0, 1 << 62], "up to 2\\*\\*62 tokens in 64-bit integers, found 9.22e"),
-        ([[1, 2]], "shape"),
+        (np.array([1, 1 << 63], dtype=np.uint64), "or less; length 2 has 9223372036854775808"),
+        ([1.0, 2.0**63], "or less; length 2 has 9.2"),
+        ([0, 1 << 62], r"up to 2\*\*62 tokens"),
+        ([True], "found an array of bool"),
+        ([[1, 2]], r"shape \(1, 2\)"),
         (["1"], "array of <U1"),
-        ([1, None], "expected one whole number for each length, found an array of object"),
+        ([1, None], "found an array of object"),
         ([], "histogram is empty"),
         ([0, 0], "histogram is empty"),
     ],
 )
 def test_wrong_bare_counts_are_refused_with_their_place(counts, message):
     with pytest.raises(PackingError, match=message):
-        pack(counts if not isinstance(counts, list) else np.array(counts), pack_length=4)
+        pack(np.array(counts), pack_length=4)
 
 
 def test_options_reach_the_algorithm():
@@ -413,15 +318,13 @@ def test_options_reach_the_algorithm():
     ("algorithm", "options", "message"),
     [
         ("longest_pack_first", {"weight": 1.0}, "'longest_pack_first' takes no options, found weight=1.0"),
-        ("auto", {"seed": 1}, "'auto' takes no options"),
         ("next_fit", {"separator": 1}, "no option 'separator'; did you mean 'separators'"),
         ("next_fit", {"seed": 1.5}, "option 'seed' of 'next_fit' is of type int, like 0; found 1.5"),
-        ("next_fit", {"seed": True}, "found True"),
-        ("next_fit", {"seed": -1}, "a seed is 0 or more, found -1"),
+        ("next_fit", {"seed": -1}, "a seed is 0 or more"),
         ("next_fit", {"separators": 3}, "must be 0, 1 or 2, found 3"),
         ("least_squares", {"weight": "much"}, "of type float, like 0.09; found 'much'"),
         ("least_squares", {"weight": -1}, "must be 0 or more, found -1"),
-        ("least_squares", {"leftovers": "away"}, "must be 'paper' or 'best_fit', found 'away'"),
+        ("least_squares", {"weight": float("nan")}, "must be 0 or more, found nan"),
         ("least_squares_padding", {"leftovers": "away"}, "must be 'paper' or 'best_fit', found 'away'"),
     ],
 )

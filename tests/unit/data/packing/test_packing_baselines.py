@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packings import packing_of
 from repository import PUBLISHED_HISTOGRAMS
 
 from evenpack.data.mapped_pages import memory_bytes
@@ -49,10 +50,6 @@ def naive_next_fit(lengths: list[int], pack_length: int, limit: int, separators:
     return packs
 
 
-def count_packs(lengths: np.ndarray, pack_length: int, limit: int, separators: int) -> int:
-    return sum(len(ends) for _, ends in next_fit_ends(lengths, pack_length, limit, separators))
-
-
 def naive_first_fit_decreasing(lengths: list[int], pack_length: int, limit: int) -> list[list[int]]:
     packs: list[list[int]] = []
     for length in sorted(lengths, reverse=True):
@@ -70,42 +67,28 @@ def strategies_of(packs: list[list[int]]) -> Counter[tuple[int, ...]]:
 
 
 def checked(used: Mapping[tuple[int, ...], int], lengths: list[int], pack_length: int) -> Packing:
-    """Refuses strategies that do not place each sequence once, or that overflow."""
-    return Packing(
-        algorithm="baseline",
-        pack_length=pack_length,
-        histogram=histogram_of(lengths),
-        strategies=tuple(used),
-        counts=np.array(list(used.values())),
-        cpu_seconds=0.0,
-    )
+    return packing_of(tuple(used), list(used.values()), histogram_of(lengths), pack_length)
 
 
-@given(problem=problems(), seed=st.integers(0, 5), separators=st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
-def test_next_fit_is_the_naive_one_on_the_shuffled_sequences(problem, seed, separators):
+@given(
+    problem=problems(),
+    seed=st.integers(0, 5),
+    separators=st.integers(0, 2),
+    block=st.integers(1, 60) | st.just(baselines._BLOCK),
+)
+@settings(max_examples=120, deadline=None)
+def test_next_fit_is_the_naive_one_on_the_shuffled_sequences(problem, seed, separators, block):
     lengths, pack_length, limit = problem
     arrivals = np.sort(np.array(lengths, dtype=np.uint8))
     np.random.default_rng(seed).shuffle(arrivals)
     expected = strategies_of(naive_next_fit(arrivals.tolist(), pack_length, limit, separators))
-    used = next_fit(histogram_of(lengths), pack_length, limit, seed=seed, separators=separators)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "_BLOCK", block)
+        used = next_fit(histogram_of(lengths), pack_length, limit, seed=seed, separators=separators)
     assert used == expected
-    assert used == next_fit(histogram_of(lengths), pack_length, limit, seed=seed, separators=separators)
     packing = checked(used, lengths, pack_length)
     assert packing.depth <= limit
     assert all(sum(s) + separators * (len(s) - 1) <= pack_length for s in packing.strategies)
-
-
-@given(problem=problems(), block=st.integers(1, 60), separators=st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
-def test_blocks_do_not_change_where_packs_end(problem, block, separators):
-    lengths, pack_length, limit = problem
-    expected = len(naive_next_fit(lengths, pack_length, limit, separators))
-    expected_strategies = next_fit(histogram_of(lengths), pack_length, limit, separators=separators)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baselines, "_BLOCK", block)
-        assert count_packs(np.array(lengths), pack_length, limit, separators) == expected
-        assert next_fit(histogram_of(lengths), pack_length, limit, separators=separators) == expected_strategies
 
 
 @given(problem=problems())
@@ -159,7 +142,7 @@ def test_next_fit_gives_the_published_figures_of_wikipedia():
     sample = sample_histogram(published("wikipedia_512"), 2_000_000, seed=0)
     lengths = np.repeat(np.arange(1, 513), sample.counts)
     np.random.default_rng(0).shuffle(lengths)
-    packs = [count_packs(lengths, 512, 512, separators) for separators in (0, 1, 2)]
+    packs = [sum(len(ends) for _, ends in next_fit_ends(lengths, 512, 512, separators)) for separators in (0, 1, 2)]
     efficiencies = [sample.tokens / (512 * number) * 100 for number in packs]
     assert efficiencies[0] == pytest.approx(78.24, abs=0.05)
     assert efficiencies[0] - efficiencies[1] == pytest.approx(0.13, abs=0.02)
@@ -168,9 +151,6 @@ def test_next_fit_gives_the_published_figures_of_wikipedia():
 
 def test_what_cannot_be_packed_is_refused_with_its_value():
     histogram = histogram_of([3, 5])
-    for separators in (-1, 3):
-        with pytest.raises(PackingError, match=f"must be 0, 1 or 2, found {separators}"):
-            next_fit(histogram, 8, 8, separators=separators)
     with pytest.raises(PackingError, match="batch_size must be 1 sequence or more, found 0"):
         sorted_batches(histogram, 0)
     for number in (0, 3):

@@ -1,6 +1,5 @@
 """Rows of shuffled atoms agree with the paper's examples and with plain loops over lists."""
 
-import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from token_files import END, left_out_of, numbered_tokens
 
 from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
-from evenpack.data.sequences import SequenceView, build_view, open_view
+from evenpack.data.sequences import SequenceView, build_view
 from evenpack.data.sequences.pieces import shuffled_atoms
 from evenpack.data.tokens.file import TokenFile
 
@@ -61,33 +60,6 @@ def test_the_papers_example_of_35_tokens_at_32_with_atoms_of_128(tmp_path: Path)
 
     assert kinds_of(view) == ["t" * 32, "ttt" + "e" + "p" * 28]
     assert view.accounting.padding_slots == 28
-
-
-def test_the_earlier_rule_fills_tails_up_to_the_atom_and_makes_rows_of_padding(tmp_path: Path) -> None:
-    view = of_one_document(tmp_path, 35, padding_recipe(32, 128, pad_tails_to="atom"))
-
-    assert kinds_of(view) == ["t" * 32, "ttt" + "e" + "p" * 28, "p" * 32, "p" * 32]
-
-
-@pytest.mark.parametrize("atom", [64, 128])
-def test_a_tail_of_whole_rows_is_not_closed(tmp_path: Path, atom: int) -> None:
-    view = of_one_document(tmp_path, 32, padding_recipe(32, atom))
-
-    assert kinds_of(view) == ["t" * 32]
-    assert view.accounting.tokens_cut == 1  # its end-of-text
-
-
-def test_a_piece_that_fills_its_atom_is_closed_and_leaves_no_tail(tmp_path: Path) -> None:
-    view = of_one_document(tmp_path, 63, padding_recipe(32, 64))
-
-    assert kinds_of(view) == ["t" * 32, "t" * 31 + "e"]
-    assert (view.accounting.tokens_subsequence_ends, view.accounting.padding_slots) == (1, 0)
-
-
-def test_several_short_atoms_make_a_row(tmp_path: Path) -> None:
-    rows = kinds_of(of_one_document(tmp_path, 35, padding_recipe(32, 8)))  # 5 pieces of 7
-
-    assert rows == [("t" * 7 + "e") * 4, "t" * 7 + "e"]
 
 
 def test_filling_atoms_are_distinguished_whatever_the_loss_counts(tmp_path: Path) -> None:
@@ -224,20 +196,6 @@ def test_steps_of_an_epoch_by_atom_come_in_the_papers_order(tmp_path: Path) -> N
     rows = {atom: build_view(padding_recipe(64, atom), token_file, documents).count for atom in (16, 32, 64, 128, 256)}
 
     assert rows[64] > rows[128] > rows[256] > max(rows[32], rows[16])
-
-
-@pytest.mark.parametrize("recipe", [concat_recipe(8, 4), padding_recipe(8, 8), padding_recipe(4, 16)])
-def test_a_stored_view_opens_as_it_was_and_in_another_process(
-    token_file: TokenFile, tmp_path: Path, recipe: ConcatRecipe | PaddingRecipe
-) -> None:
-    view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
-    view.save(tmp_path)
-    opened = pickle.loads(pickle.dumps(open_view(tmp_path, token_file, recipe)))
-    ids = np.arange(view.count)
-
-    assert opened.read(ids).tokens.tolist() == view.read(ids).tokens.tolist()
-    assert opened.lengths().tolist() == view.lengths().tolist()
-    assert opened.accounting == view.accounting
 
 
 def test_another_seed_is_another_order_of_the_same_atoms(token_file: TokenFile) -> None:

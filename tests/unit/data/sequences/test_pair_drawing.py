@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from token_files import numbered_tokens
 
 from evenpack.data.keys import derive_key
 from evenpack.data.recipes import SentencePairsRecipe
-from evenpack.data.sequences.pair_drawing import PairDrawing, PairSpans, SentenceIndex, cut_longer
+from evenpack.data.sequences.pair_drawing import PairDrawing, PairSpans, SentenceIndex
 from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
 
@@ -22,22 +22,10 @@ def recipe(longest: int, **changes: float | int) -> SentencePairsRecipe:
     return SentencePairsRecipe.model_validate({"kind": "sentence_pairs", "max_sequence_length": longest, **changes})
 
 
-def write(prefix: Path, documents: list[list[int]]) -> TokenFile:
-    """Writes documents with sentences of these lengths; each token of text has an id of its own, end-of-text is 0."""
-    lengths = np.array([sum(document) + 1 for document in documents])
-    ends = np.cumsum(lengths)
-    tokens = np.arange(1, ends[-1] + 1)
-    tokens[ends - 1] = 0
-    with TokenFileWriter(prefix, vocabulary_size=1 << 30) as writer:
-        writer.append(tokens, lengths, {"document_hashes": np.zeros(len(documents), dtype=np.uint64)})
-        writer.finish()
-    return TokenFile(prefix)
-
-
 @pytest.fixture(scope="module")
 def any_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
     """Writes any token file, for tests that use positions only."""
-    return write(tmp_path_factory.mktemp("any") / "tokens", [[1]])
+    return numbered_tokens(tmp_path_factory.mktemp("any") / "tokens", [2])
 
 
 def index_of(documents: list[list[int]], token_file: TokenFile) -> SentenceIndex:
@@ -206,27 +194,6 @@ def test_without_cuts_each_sentence_is_used_once_and_none_is_split(
     assert own == [place for found in sentences for sentence in found for place in sentence]
 
 
-def naive_cut(first: int, second: int, most: int) -> tuple[int, int]:
-    before = first, second
-    while first + second > most:
-        if first > second:
-            first -= 1
-        else:
-            second -= 1
-    return before[0] - first, before[1] - second
-
-
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=20),
-    most=st.integers(2, 200),
-)
-@settings(deadline=None)
-def test_the_longer_segment_is_cut(lengths: list[tuple[int, int]], most: int) -> None:
-    first, second = (np.array(column) for column in zip(*lengths, strict=True))
-    found = cut_longer(first, second, most)
-    assert list(zip(*(cut.tolist() for cut in found), strict=True)) == [naive_cut(a, b, most) for a, b in lengths]
-
-
 def within(found: int, count: int, share: float) -> bool:
     """Returns bounds that a fair draw exceeds less than once in a million."""
     low, high = stats.binom.interval(1 - 1e-6, count, share)
@@ -300,20 +267,8 @@ def test_what_is_cut_goes_at_the_front_and_at_the_end_alike(any_file: TokenFile)
         assert stats.chisquare(found, expected).pvalue > 1e-6
 
 
-def test_passes_seeds_and_documents_draw_differently(any_file: TokenFile) -> None:
-    documents = [[3, 5, 7, 2, 6] * 8] * 12
-    index = index_of(documents, any_file)
-    drawn = [
-        as_lists(PairDrawing(index, np.arange(12), recipe(40, seed=seed)).draw(0, 12, pass_number))
-        for seed, pass_number in [(0, 0), (0, 1), (1, 0)]
-    ]
-    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
-    by_document = {tuple(len(first) for first, _, _ in drawn[0] if first[0] // 185 == n) for n in range(12)}
-    assert len(by_document) == 12
-
-
 def test_sentences_of_another_file_are_refused(tmp_path: Path) -> None:
-    token_file = write(tmp_path / "tokens", [[2, 3], [4], [1, 1]])
+    token_file = numbered_tokens(tmp_path / "tokens", [6, 5, 3])  # sentences of 2 and 3, 4, 1 and 1 tokens, and ends
     index = SentenceIndex.of(token_file, np.array([2, 3, 4, 1, 1]))
     assert index.first_sentences.tolist() == [0, 2, 3, 5]
     assert index.places.tolist() == [0, 2, 5, 9, 10, 11]

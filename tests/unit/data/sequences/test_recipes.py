@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_files import write
 
-from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe
+from evenpack.data.recipes import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences import SequenceView, TokenAccounting, build_view, length_chunks, open_view
 from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile
-from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
 Recipe = DocumentsRecipe | ConcatRecipe
@@ -23,19 +23,11 @@ Recipe = DocumentsRecipe | ConcatRecipe
 LENGTHS = [*range(1, 25), *[1, 8, 8, 1, 1, 1, 7, 9, 16, 17, 15, 24, 3, 3, 3, 40, 1, 2]]
 
 
-def write(prefix: Path, lengths: list[int]) -> TokenFile:
-    """Writes documents of these lengths; each token of the file has an id of its own."""
-    with TokenFileWriter(prefix, vocabulary_size=1_000_000) as writer:
-        writer.append(
-            np.arange(sum(lengths)), np.array(lengths), {"document_hashes": np.zeros(len(lengths), dtype=np.uint64)}
-        )
-        writer.finish()
-    return TokenFile(prefix)
-
-
 @pytest.fixture(scope="module")
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
-    return write(tmp_path_factory.mktemp("recipes") / "tokens", LENGTHS)
+    """Writes documents in which the id of each token is its place in the file."""
+    documents = np.split(np.arange(sum(LENGTHS)), np.cumsum(LENGTHS)[:-1])
+    return write(tmp_path_factory.mktemp("recipes") / "tokens", documents)
 
 
 @dataclass
@@ -153,21 +145,6 @@ def test_every_token_is_in_one_sequence_once_or_counted_as_cut_or_dropped(
     assert accounting.sequences == len(expected.sequences)
 
 
-@pytest.mark.parametrize(
-    ("length", "pieces"), [(7, [7]), (8, [8]), (9, [8, 1]), (16, [8, 8]), (17, [8, 8, 1]), (40, [8] * 5)]
-)
-def test_a_document_is_split_into_as_few_full_pieces_as_hold_it(
-    token_file: TokenFile, length: int, pieces: list[int]
-) -> None:
-    document = LENGTHS.index(length)
-    view = build_view(DocumentsRecipe(kind="documents", max_sequence_length=8), token_file, np.array([document]))
-
-    offsets, lengths = view.locate(np.arange(view.count))
-
-    assert view.lengths().tolist() == lengths.tolist() == pieces
-    assert offsets.tolist() == [token_file.document_offsets[document] + 8 * piece for piece in range(len(pieces))]
-
-
 @given(recipe=recipes, split=splits, data=st.data())
 @settings(deadline=None, max_examples=200)
 def test_lengths_are_given_for_any_range_of_sequences(
@@ -187,21 +164,6 @@ def test_lengths_are_given_for_any_range_of_sequences(
         patch.setattr("evenpack.data.sequences.view._CHUNK_SEQUENCES", size)
         chunks = [chunk.tolist() for chunk in length_chunks(view)]
     assert chunks == [expected[begin : begin + size].tolist() for begin in range(0, view.count, size)]
-
-
-@pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
-def test_the_lengths_do_not_depend_on_how_many_documents_are_read_at_once(
-    token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    monkeypatch.setattr("evenpack.data.sequences.documents._CHUNK_DOCUMENTS", chunk)
-    view = build_view(
-        DocumentsRecipe(kind="documents", max_sequence_length=8, minimum_document_length=1),
-        token_file,
-        np.arange(len(LENGTHS)),
-    )
-
-    expected = [min(8, length - start) for length in LENGTHS for start in range(0, length, 8)]
-    assert view.lengths().tolist() == expected
 
 
 @pytest.mark.parametrize("policy", ["split", "truncate", "drop"])
@@ -225,38 +187,16 @@ def test_documents_that_are_read_in_chunks_are_stored_as_the_same_bytes(
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
-def test_what_is_too_long_is_counted_over_all_chunks(
+def test_documents_that_are_too_long_are_counted_over_all_chunks_and_the_first_is_named(
     token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setattr("evenpack.data.sequences.documents._CHUNK_DOCUMENTS", chunk)
     recipe = DocumentsRecipe(kind="documents", max_sequence_length=8, long_documents="error")
-    too_long = [length for length in LENGTHS if length > 8]
-    with pytest.raises(
-        DataError, match=f"document {LENGTHS.index(too_long[0])} of .* has {too_long[0]} .* {len(too_long)} above"
-    ):
+    first, *others = [document for document, length in enumerate(LENGTHS) if length > 8]
+    message = rf"document {first} of .*tokens has {LENGTHS[first]} tokens, the first of {1 + len(others)} above .*\(8\)"
+    with pytest.raises(DataError, match=message):
         build_view(recipe, token_file, None)
-
-
-def test_the_stream_is_cut_exactly_and_joins_documents_that_are_no_neighbours(tmp_path: Path) -> None:
-    tokens = write(tmp_path / "tokens", [3, 100, 4, 1, 5])
-    view = build_view(
-        ConcatRecipe(kind="concat", max_sequence_length=5), tokens, np.array([0, 2, 3, 4])
-    )  # 100 tokens are another split's, the document of one is too short
-
-    assert view.lengths().tolist() == [5, 5, 2]
-    assert view.read(np.array([0])).tokens.tolist() == [0, 1, 2, 103, 104]
-    assert view.read(np.array([2, 1])).tokens.tolist() == [111, 112, 105, 106, 108, 109, 110]
-    counts = view.counts(np.arange(3), view.lengths())
-    assert (counts.segment_lengths.tolist(), counts.segments.tolist()) == ([3, 2, 2, 3, 2], [2, 2, 1])
-    assert view.max_segments_per_sequence == 2
-
-
-def test_a_cut_at_the_end_of_a_document_does_not_count_the_next_one(tmp_path: Path) -> None:
-    tokens = write(tmp_path / "tokens", [4, 2, 2, 8, 4])
-    view = build_view(ConcatRecipe(kind="concat", max_sequence_length=4), tokens, np.arange(5))
-
-    assert view.counts(np.arange(5), view.lengths()).segments.tolist() == [1, 2, 1, 1, 1]
-    assert view.max_segments_per_sequence == 2
+    assert build_view(recipe, token_file, np.arange(first)).count == first - 1, "all but the document of one token"
 
 
 def test_neighbouring_documents_are_one_slice(token_file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,14 +222,19 @@ class Unreadable(np.ndarray):
         raise TypeError("tokens are read")
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        DocumentsRecipe(kind="documents", max_sequence_length=8),
-        ConcatRecipe(kind="concat", max_sequence_length=8),
-        ConcatRecipe(kind="concat", max_sequence_length=8, isolate_documents=False),
-    ],
-)
+OF_ATOMS = [
+    ConcatRecipe(kind="concat", max_sequence_length=8, atom=4),
+    PaddingRecipe(kind="padding", max_sequence_length=8, atom=8),
+    PaddingRecipe(kind="padding", max_sequence_length=4, atom=16),
+]
+OF_EIGHT = [
+    DocumentsRecipe(kind="documents", max_sequence_length=8),
+    ConcatRecipe(kind="concat", max_sequence_length=8),
+    ConcatRecipe(kind="concat", max_sequence_length=8, isolate_documents=False),
+]
+
+
+@pytest.mark.parametrize("recipe", OF_EIGHT)
 def test_counts_read_no_token(token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
     monkeypatch.setattr(token_file, "_tokens", np.empty(0).view(Unreadable))
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
@@ -302,14 +247,7 @@ def test_counts_read_no_token(token_file: TokenFile, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("ids", [[-1], [0, 10_000]])
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        DocumentsRecipe(kind="documents", max_sequence_length=8),
-        ConcatRecipe(kind="concat", max_sequence_length=8),
-        ConcatRecipe(kind="concat", max_sequence_length=8, isolate_documents=False),
-    ],
-)
+@pytest.mark.parametrize("recipe", OF_EIGHT)
 def test_a_sequence_that_there_is_not_is_an_error(token_file: TokenFile, recipe: Recipe, ids: list[int]) -> None:
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
     asked = np.array(ids)
@@ -319,24 +257,7 @@ def test_a_sequence_that_there_is_not_is_an_error(token_file: TokenFile, recipe:
             call(asked)
 
 
-def test_a_document_that_is_too_long_can_be_refused_by_its_number(token_file: TokenFile) -> None:
-    recipe = DocumentsRecipe(kind="documents", max_sequence_length=8, long_documents="error")
-
-    assert build_view(recipe, token_file, np.arange(8)).count == 7
-    with pytest.raises(
-        DataError, match=r"document 9 of .*tokens has 10 tokens, the first of 2 above .*\(8\).*'split', 'truncate'"
-    ):
-        build_view(recipe, token_file, np.array([1, 2, 9, 10]))
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        DocumentsRecipe(kind="documents", max_sequence_length=8, long_documents="truncate"),
-        ConcatRecipe(kind="concat", max_sequence_length=8),
-        ConcatRecipe(kind="concat", max_sequence_length=8, isolate_documents=False),
-    ],
-)
+@pytest.mark.parametrize("recipe", [*OF_EIGHT, *OF_ATOMS])
 @pytest.mark.parametrize("documents", [len(LENGTHS), 0])
 def test_a_stored_view_is_the_same_and_pickles_as_the_name_of_its_folder(
     token_file: TokenFile, tmp_path: Path, recipe: Recipe, documents: int
@@ -365,7 +286,7 @@ def test_a_stored_view_that_is_missing_torn_or_of_another_file_is_refused(
         open_view(tmp_path / "nowhere", token_file, recipe)
 
     build_view(recipe, token_file, np.arange(len(LENGTHS))).save(tmp_path / "train")
-    other = write(tmp_path / "other", [1, 2, 3])
+    other = write(tmp_path / "other", [np.arange(6)])
     with pytest.raises(DataError, match=r"made for a token file of \d+ tokens, .*other has 6"):
         open_view(tmp_path / "train", other, recipe)
 
@@ -405,25 +326,13 @@ def test_a_view_stored_again_and_cut_short_is_neither_the_old_nor_a_mixture(
 
 
 def test_a_ledger_that_does_not_balance_cannot_be_made() -> None:
-    accounting = TokenAccounting(
-        documents_read=10,
-        documents_kept=7,
-        documents_too_short=2,
-        documents_too_long=1,
-        tokens_read=100,
-        tokens_kept=60,
-        tokens_cut=20,
-        tokens_too_short=5,
-        tokens_too_long=15,
-        sequences=9,
-    )
-    assert (accounting.documents_dropped, accounting.tokens_dropped) == (3, 20)
-
-    for name in ("tokens_read", "tokens_kept", "tokens_cut", "tokens_too_short", "tokens_too_long"):
-        with pytest.raises(ValueError, match="the tokens read, with those borrowed and added, are not"):
-            replace(accounting, **{name: getattr(accounting, name) + 1})
-    for name in ("documents_read", "documents_kept", "documents_too_short", "documents_too_long"):
-        with pytest.raises(ValueError, match="documents read are not"):
-            replace(accounting, **{name: getattr(accounting, name) + 1})
+    accounting = TokenAccounting.of_whole(sequences=9, tokens=100)
+    for counted, names in (
+        ("tokens", "read kept cut too_short too_long"),
+        ("documents", "read kept too_short too_long"),
+    ):
+        for name in (f"{counted}_{one}" for one in names.split()):
+            with pytest.raises(ValueError, match=f"{counted} read.* are not"):
+                replace(accounting, **{name: getattr(accounting, name) + 1})
     with pytest.raises(ValueError, match="below zero: tokens_cut"):
-        replace(accounting, tokens_cut=-1, tokens_kept=81)
+        replace(accounting, tokens_cut=-1, tokens_kept=101)
