@@ -185,7 +185,7 @@ def test_the_shell_line_is_the_command_as_a_user_could_type_it() -> None:
     plan = plan_launch(Path("my run.yaml"), [], num_gpus=None, cpu_ranks=1, hostfile=None)
     words = shlex.split(plan.shell_line())
     assert words[:3] == ["PYTHONUNBUFFERED=1", "PYTHONSAFEPATH=1", "DS_ACCELERATOR=cpu"]
-    assert tuple(words[2:]) == plan.command
+    assert tuple(words[3:]) == plan.command
 
 
 def test_the_token_is_no_prefix_of_an_option_of_deepspeed(hostfile: Path) -> None:
