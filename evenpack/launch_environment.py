@@ -12,10 +12,22 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from evenpack.errors import ConfigError
 
 _REMEDY = "launchers set this; where a script or a shell did, correct it or unset it"
+
+
+def own_package() -> dict[str, str]:
+    """Returns the variable with which a started Python on this machine imports this package, too.
+
+    Else it would take a package `evenpack` of the current folder, such as another checkout, before the installed one.
+    """
+    with suppress(OSError):  # the current folder may be gone
+        if Path(__file__).parents[1] == Path.cwd():
+            return {}
+    return {"PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 Activity = Literal[
     "starting",
+    "joining the ranks",
     "opening the data",
     "building the model",
     "loading the checkpoint",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.launch_environment import requested_accelerator
+from evenpack.launch_environment import own_package, requested_accelerator
 from evenpack.launcher.processes.devices import (
     choose_accelerator,
     cpu_cores,
@@ -65,7 +65,7 @@ def study_runs(study: TrainedStudyCommand, study_file: Path, overrides: Sequence
     return study.run(study_file, overrides, ThisMachine())
 
 
-_COMMAND = (sys.executable, "-P", "-m", "evenpack.launcher.cli")
+_COMMAND = (sys.executable, "-m", "evenpack.launcher.cli")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class DeviceGroup:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [*_COMMAND, command, str(run_file), *overrides, *options, *of_devices],
-                env={**os.environ, **self.environment, **named_as_starter()},
+                env={**os.environ, **own_package(), **self.environment, **named_as_starter()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

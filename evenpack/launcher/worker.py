@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
-from evenpack.engine.activity import doing
+from evenpack.engine.activity import START, doing
 from evenpack.errors import EXIT_BAD_INPUT, EvenpackError, RunError
 from evenpack.files import explained, is_of_the_system, system_error
 from evenpack.launch_environment import refuse_other_options
@@ -107,7 +107,8 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
         try:
             meeting, problems = _meet(token, problem)
         except EvenpackError as error:
-            say(_error_line(problem or error, place))
+            if problem is None or place.local_rank == 0:
+                say(_error_line(error, place))
             return EXIT_BAD_INPUT
         if problems and place.local_rank == 0:  # for all ranks of its machine
             say(_error_line("\n  ".join(["other ranks cannot start:", *problems]), place))
@@ -239,9 +240,11 @@ class Rank:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
         _ignore_children()
         self._record(error, exit_code=EXIT_BAD_INPUT)
-        is_alone = self._place.world_size == 1 or not self._owns_files  # no rank of a run without files has a status
-        shared = not is_alone and self._other_rank_reports(error)
-        if is_alone or (shared and self._place.rank == 0):
+        is_alone = self._place.world_size == 1
+        shared = self._owns_files and not is_alone and self._other_rank_reports(error)
+        if not self._owns_files:
+            say(_error_line(error, self._place))
+        elif is_alone or (shared and self._place.rank == 0):
             say(f"error: {error}")
         elif not shared:
             say(f"rank {self._place.rank}: error: {error}")
@@ -251,6 +254,8 @@ class Rank:
         """Ends with any other error, and its traceback unless it only follows from another rank's end."""
         _ignore_children()
         summary = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        if is_lost_connection(error) and doing.black_box == START:
+            time.sleep(_OTHERS_SECONDS)  # the other may have been stopped, and then the guard ends this rank, too
         first = self._watched.missing_rank() if is_lost_connection(error) else self._wait_for_other_failure()
         if first is None:
             first = self._record(summary)
@@ -270,9 +275,8 @@ class Rank:
         """Writes the final status; returns the first failure of the run, or None if the disk does not store it."""
         with suppress(OSError):
             if self._owns_files:
-                return self._folder.claim_failure(
-                    Failure.of(self._heartbeat.end("failed", exit_code=exit_code, error=error))
-                )
+                status = self._heartbeat.end("failed", exit_code=exit_code, error=error)
+                return self._folder.claim_failure(Failure.of(status)) if status.state == "failed" else None
         return None
 
     def _other_rank_reports(self, error: str) -> bool:
@@ -286,8 +290,8 @@ class Rank:
             time.sleep(0.05)
         return False
 
-    def _wait_for_other_failure(self, *, seconds: float = _OTHERS_SECONDS) -> Failure | None:
-        deadline = time.monotonic() + seconds
+    def _wait_for_other_failure(self) -> Failure | None:
+        deadline = time.monotonic() + _OTHERS_SECONDS
         while self._place.world_size > 1 and time.monotonic() < deadline:
             failure = self._watched.first_failure()
             if failure is not None:

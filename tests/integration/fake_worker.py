@@ -98,7 +98,9 @@ def loop_alone(config, *, stop_requested):
 
 
 def meet_in_vain(config, *, stop_requested):
-    """Waits for a rank that does not come, as ranks do before their first collective."""
+    """Waits for a rank that does not come, as ranks do before their first collective, and rank 1 in one."""
+    if os.environ["RANK"] == "1":
+        doing.enter("joining the ranks")
     (config.run.output_dir / f"waits_{os.environ['RANK']}").write_text("yes")
     time.sleep(1000)
 

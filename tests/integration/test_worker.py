@@ -114,12 +114,24 @@ def test_a_rank_that_waits_for_the_output_directory_has_not_started(fake_run: Fa
     assert exit_codes([rank]) == [0]
 
 
+@training("loop")
+def test_ranks_that_wait_for_the_output_directory_hear_a_signal(fake_run: FakeRun) -> None:
+    with held_output_dir(fake_run.output_dir):
+        ranks = fake_run.start_ranks(2, meets=True)
+        lock, files = str(fake_run.output_dir / ".lock"), psutil.Process(ranks[0].pid).open_files
+        wait_until(lambda: any(file.path == lock for file in files()), "rank 0 to wait for the lock, and rank 1 for it")
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        assert exit_codes(ranks) == [EXIT_STOPPED] * 2
+    assert "stopped before the first step" in fake_run.errors()
+
+
 @training("meet_in_vain")
 def test_a_signal_to_one_rank_before_the_ranks_have_met_stops_them_all(fake_run: FakeRun) -> None:
     ranks = fake_run.start_ranks(2)
     for rank in (0, 1):
         fake_run.wait_for(f"waits_{rank}")
-    ranks[1].send_signal(signal.SIGTERM)
+    ranks[0].send_signal(signal.SIGTERM)
     assert exit_codes(ranks) == [EXIT_STOPPED] * 2
     assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["stopped", "stopped"]
     assert "error" not in fake_run.errors()

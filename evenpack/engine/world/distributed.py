@@ -24,6 +24,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from evenpack.console import log_to_stderr
+from evenpack.engine.activity import doing
 from evenpack.engine.world.agreement import machine_facts, require_agreement
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
@@ -190,6 +191,7 @@ def joined_world(
     if meeting is not None:
         own = machine_facts(accelerator.device_name()) | dict(facts or {})
         require_agreement(meeting, own)
+        doing.enter("joining the ranks")
     url = None if meeting is None else meeting.process_group_url()
     options = {} if patience is None else {"timeout": patience}
     deepspeed.init_distributed(accelerator.communication_backend_name(), init_method=url, verbose=False, **options)

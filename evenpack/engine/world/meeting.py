@@ -28,6 +28,8 @@ _CONNECT_SECONDS = 5.0
 """Seconds of one attempt to reach the store."""
 _READERS_SECONDS = 10.0
 _SHOWN_RANKS = 8
+_STOP_SECONDS = 3.0
+"""Seconds from the loss of the store to its error: where all ranks are stopped, the guard ends this one before."""
 
 
 class Meeting:
@@ -74,6 +76,8 @@ class Meeting:
         keys = [f"{self.id}/{name}/{rank}" for rank in range(self.size)]
         with self._loss_explained():
             self._store.set(keys[self.rank], json.dumps(value))
+            if self.rank == 0:
+                self._wait_for(keys)
             return [json.loads(text) for text in self._store.multi_get(keys)] if self.rank == 0 else None
 
     def broadcast(self, name: str, value: Any = None) -> Any:
@@ -82,6 +86,7 @@ class Meeting:
         with self._loss_explained():
             if self.rank == 0:
                 self._store.set(key, json.dumps(value))
+            self._wait_for([key])
             answer = json.loads(self._store.get(key))
             self._store.set(f"{key}/read/{self.rank}", "")
             return answer
@@ -133,6 +138,12 @@ class Meeting:
     def _text(self, key: str) -> str:
         return str(self._store.get(key).decode())
 
+    def _wait_for(self, keys: list[str]) -> None:
+        """Waits until the store has all keys, and lets signals be handled meanwhile. Raises: RunError."""
+        self._deadline = time.monotonic() + self._patience
+        while not self._store.check(keys):
+            self._wait(list)
+
     def _wait(self, missing: Callable[[], list[int]]) -> None:
         """Waits a moment. Raises: RunError after the deadline, with the ranks that are `missing`."""
         if time.monotonic() > self._deadline:
@@ -147,6 +158,7 @@ class Meeting:
         try:
             yield
         except dist.DistError as error:
+            time.sleep(_STOP_SECONDS)
             raise RunError(
                 f"rank {self.rank} on {socket.gethostname()} has lost the store in which the ranks meet "
                 f"({str(error).partition(chr(10))[0]}): rank 0, which holds it unless torchrun does, has ended; its "

@@ -50,7 +50,7 @@ GONE = {
     "inspect": "plan for a run, study packing for lengths",
     "plan --devices": "--ranks",
     "train --deepspeed-options": "deepspeed or mpirun with evenpack.launcher.worker; docs/running.md has the commands",
-    "plan --deepspeed-options": "nothing: evenpack train has none",
+    "plan --deepspeed-options": "deepspeed itself; docs/running.md has the commands",
     "train --ranks": "plan --ranks",
     "train --rank": "plan --rank",
     "train --device": "plan --device",

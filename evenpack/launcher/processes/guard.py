@@ -135,7 +135,12 @@ class Guard(threading.Thread):
             end_process(stopped_exit_code())
 
     def _is_stopped_early(self) -> bool:
-        """Returns whether a stop has been requested of a rank that still waits for others: it has nothing to save."""
+        """Returns whether a stop has been requested of a rank that still waits for others: it has nothing to save.
+
+        The others follow it, wherever they are: without it they cannot end a step.
+        """
+        if self._run is not None and self._run.is_over_before_first_step:
+            return True
         if not self._stop.is_set() or doing.activity != "starting":
             return False
         self._asked_at = self._asked_at or time.monotonic()
@@ -183,6 +188,8 @@ class WatchedRun:
         self._has_seen_own_run = place.rank == 0  # which has written it
         self.is_asked_to_stop = False
         """Whether all ranks are, by a request, and not this one alone by a signal."""
+        self.is_over_before_first_step = False
+        """Whether a rank has ended by that request before it had met the others."""
         self.failure: Failure | None = None
         """The first of the run, as far as this rank knows; kept, because a new run removes the file."""
         self._failure_seen: float | None = None
@@ -213,7 +220,7 @@ class WatchedRun:
     def record_early_stop(self) -> None:
         """Stops the other ranks, too, and says how this one has ended."""
         with suppress(OSError):
-            request = StopRequest(run_id=self._folder.run_id, at_once=False)
+            request = StopRequest(run_id=self._folder.run_id, at_once=False, before_first_step=True)
             write_stop_request(self._folder.output_dir, request)
             self._heartbeat.end("stopped", exit_code=stopped_exit_code())
 
@@ -249,6 +256,7 @@ class WatchedRun:
         if request is not None:
             self._stop.set()
             self.is_asked_to_stop = True
+            self.is_over_before_first_step = request.before_first_step
             self._announced = True  # by `evenpack train`, which wrote the request
         return "stopped at once" if request is not None and request.at_once else None
 

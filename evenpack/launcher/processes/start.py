@@ -21,7 +21,7 @@ import psutil
 
 from evenpack.errors import ConfigError, RunError
 from evenpack.files import explained
-from evenpack.launch_environment import free_port, requested_accelerator, without_launcher
+from evenpack.launch_environment import free_port, own_package, requested_accelerator, without_launcher
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices, require_seen_gpus, visible_devices
 from evenpack.launcher.processes.identities import LaunchToken
 from evenpack.units import counted
@@ -107,8 +107,7 @@ def plan_launch(
 
     Raises: ConfigError for missing devices or a wrong hostfile; RunError if DeepSpeed is not installed.
     """
-    # Else ranks would take a package evenpack of the current folder, such as another checkout, for the installed one.
-    environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+    environment = {"PYTHONUNBUFFERED": "1", **own_package()}
     _require_possible_choice(num_gpus, cpu_ranks, hostfile)
     if importlib.util.find_spec("deepspeed") is None:  # the ranks need it in any case
         raise RunError(f"deepspeed is not installed: {sys.executable} -m pip install deepspeed")

@@ -44,6 +44,8 @@ class StopRequest:
     """Run that is to stop: a file of an earlier run has no effect."""
     at_once: bool
     """Whether to stop without saving."""
+    before_first_step: bool = False
+    """Whether a rank has ended already, because it had not met the others: none can save any more."""
 
 
 def write_stop_request(output_dir: Path, request: StopRequest) -> None:
@@ -54,7 +56,10 @@ def write_stop_request(output_dir: Path, request: StopRequest) -> None:
 def read_stop_request(output_dir: Path, run_id: str) -> StopRequest | None:
     """Returns the request to this run, if any."""
     values = read_json_object(output_dir / _STOP_FILE) or {}
-    return StopRequest(run_id=run_id, at_once=bool(values.get("at_once"))) if values.get("run_id") == run_id else None
+    if values.get("run_id") != run_id:
+        return None
+    early = bool(values.get("before_first_step"))
+    return StopRequest(run_id=run_id, at_once=bool(values.get("at_once")), before_first_step=early)
 
 
 def remove_stop_request(output_dir: Path) -> None:
@@ -130,6 +135,10 @@ _STARTER_SECONDS = 1.0
 """Seconds between two looks at whether it lives."""
 
 
+_starter_has_ended = threading.Event()
+"""Set with the signal that the end of the starter causes, until its handler asks."""
+
+
 def named_as_starter() -> dict[str, str]:
     """Returns the variable of the commands that end with this process, whose children they are."""
     return {_STARTER: str(os.getpid())}
@@ -142,9 +151,17 @@ def end_with_starter() -> None:
         threading.Thread(target=_end_with, args=(int(starter),), name="starter", daemon=True).start()
 
 
+def take_end_of_starter() -> bool:
+    """Returns, in the handler of a SIGTERM, whether the end of the starter has caused it, and not a user."""
+    was_set = _starter_has_ended.is_set()
+    _starter_has_ended.clear()
+    return was_set
+
+
 def _end_with(starter: int) -> None:
     while os.getppid() == starter:
         time.sleep(_STARTER_SECONDS)
+    _starter_has_ended.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -32,6 +32,7 @@ from evenpack.launcher.processes.stop import (
     StopRequest,
     handled_stop_signals,
     remove_stop_request,
+    take_end_of_starter,
     write_stop_request,
 )
 from evenpack.worker_pool import is_resource_tracker
@@ -223,7 +224,6 @@ class _Supervisor:
         self._folder = folder
         self._say = say
         self._hangs = None if limits is None else HangMonitor(folder, plan.devices.ranks, limits=limits)
-        self._parent = os.getppid()
         self._signals: list[tuple[float, int]] = []
         self._asked_to_stop = False
         self._killed_by: int | None = None
@@ -260,8 +260,8 @@ class _Supervisor:
         )
 
     def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
-        before, self._parent = self._parent, os.getppid()
-        if self._signals and self._parent != before:
+        is_repeat = bool(self._signals)
+        if take_end_of_starter() and is_repeat:
             return  # a study that was asked to stop, and passed it on, is gone before its runs have saved
         self._signals.append((time.monotonic(), number))
 

@@ -181,7 +181,8 @@ def test_an_override_that_a_remote_shell_would_interpret_is_refused(hostfile: Pa
         plan_launch(RUN, ["run.name=a;b"], num_gpus=None, hostfile=hostfile)
 
 
-def test_the_shell_line_is_the_command_as_a_user_could_type_it() -> None:
+def test_the_shell_line_is_the_command_as_a_user_could_type_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     plan = plan_launch(Path("my run.yaml"), [], num_gpus=None, cpu_ranks=1, hostfile=None)
     words = shlex.split(plan.shell_line())
     assert words[:3] == ["PYTHONUNBUFFERED=1", "PYTHONSAFEPATH=1", "DS_ACCELERATOR=cpu"]
