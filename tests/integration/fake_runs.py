@@ -55,7 +55,7 @@ class FakeRun:
     def environment(self, **more: str) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),  # empty: here, too
             "FAKE_TRAINING": self.training,
             "FAKE_PIDS": str(self.pids_dir),
             "OMP_NUM_THREADS": "1",
