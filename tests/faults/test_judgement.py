@@ -59,6 +59,14 @@ Traceback (most recent call last):
 EOFError: Ran out of input
 """
 """A process whose parent was killed as it started it."""
+OF_SHARED_MEMORY = """\
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 138, in _serve
+    with self._listener.accept() as conn:
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv
+    chunk = read(handle, remaining)
+ConnectionResetError: [Errno 104] Connection reset by peer
+"""
 OF_TORCHRUN = """\
 Traceback (most recent call last):
   File "/bin/torchrun", line 8, in <module>
@@ -96,6 +104,7 @@ def test_a_clear_end_is_accepted() -> None:
     require_clear(end(said=f"asked to stop\n{OF_DEEPSPEED}saved"), SUPERVISED, silent=False)
     require_clear(end(said=f"error: no\nException ignored in: <f>\n{TRACEBACK}"), SUPERVISED, silent=False)
     require_clear(end(said=f"error: no\n{UNBORN}{UNBORN}"), SUPERVISED, silent=False)
+    require_clear(end(said=f"{OF_SHARED_MEMORY}{OF_TORCHRUN}"), UNDER_TORCHRUN, silent=False)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +117,7 @@ def test_a_clear_end_is_accepted() -> None:
         ({"said": f"error: no\n{TRACEBACK}{UNBORN}"}, "a traceback"),
         ({"said": f"error: no\n{TRACEBACK}{OF_TORCHRUN}"}, "a traceback"),
         ({"said": f"error: no\n{OF_DEEPSPEED}{TRACEBACK}"}, "a traceback"),
+        ({"said": f"error: no\n{OF_SHARED_MEMORY}{TRACEBACK}"}, "a traceback"),
         ({"said": f"error: no\n[rank1]: {TRACEBACK}"}, "a traceback"),
         ({"said": f"error: no\n{TRACEBACK.replace('ValueError: y', 'EOFError: Ran out of input')}"}, "a traceback"),
     ],

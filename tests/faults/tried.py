@@ -91,6 +91,12 @@ _UNBORN = re.compile(r"^Traceback .*\n(?: .*\n)* .* in spawn_main\n(?: .*\n)*EOF
 """What Python prints in a process whose parent is killed as it starts it: no line of evenpack has run there yet."""
 
 
+_OF_SHARED_MEMORY = re.compile(
+    r"^Traceback .*\n(?: .*\n)* .*/resource_sharer\.py.*\n(?: .*\n)*(?:EOFError|ConnectionResetError).*$",
+    re.MULTILINE,
+)
+"""What a thread of Python prints in a loader's process as the rank that takes its batch is killed."""
+
 _OF_TORCHRUN = re.compile(
     r"^Traceback .*\n(?: .*\n)*torch\.distributed\.elastic\.multiprocessing\.\S*(?:ChildFailedError|SignalException):",
     re.MULTILINE,
@@ -111,7 +117,7 @@ def has_traceback(said: str) -> bool:
 
     What Python ignores as it ends is not counted, nor what it prints in a process that has not begun.
     """
-    for allowed in (_UNBORN, _OF_TORCHRUN, _OF_DEEPSPEED):
+    for allowed in (_UNBORN, _OF_SHARED_MEMORY, _OF_TORCHRUN, _OF_DEEPSPEED):
         said = allowed.sub("", said)
     ignored = re.findall("^Exception ignored in", said, re.MULTILINE)
     return len(_TRACEBACK.findall(said)) > len(ignored)

@@ -12,6 +12,7 @@ import pytest
 from fake_runs import HERE, FakeRun, wait_until
 
 from evenpack.launch_environment import LOCAL_RANK, LOCAL_WORLD_SIZE, MACHINE, MAX_RESTARTS, RANK, WORLD_SIZE
+from evenpack.launcher.processes import stop
 from evenpack.launcher.processes import supervise as module
 from evenpack.launcher.processes.identities import RankPlace
 from evenpack.launcher.processes.start import Devices, LaunchPlan
@@ -83,16 +84,14 @@ def test_signals_close_together_are_one_request_to_stop(looping: FakeRun) -> Non
     assert said == ["saving at the end of this step; press again to stop immediately"]
 
 
-def test_a_study_that_is_killed_while_its_runs_save_cuts_no_save_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_is_killed_while_its_runs_save_cuts_no_save_short(tmp_path: Path) -> None:
     """The study has passed on a signal; its end is no second one, and a second one still counts."""
     run = FakeRun.create(tmp_path, "hang_in_python")
     living = []
 
     def stop_study() -> None:
         send_first(run, signal.SIGTERM)
-        monkeypatch.setattr(os, "getppid", lambda: 1)
+        stop._starter_has_ended.set()
         send(signal.SIGTERM)
         time.sleep(2.0)
         living.extend(run.living())
