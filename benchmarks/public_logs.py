@@ -58,10 +58,10 @@ LAYOUTS = {
     "packed": COLOURS[0],
 }
 FEWEST_INTERVALS = 3
+"""Intervals between evaluations, after the first, which has the warm-up; a drift needs some."""
 PREFIX = ":::MLLOG "
 """Prefix of each event line."""
 FIELDS = ("key", "value", "time_ms", "metadata")
-"""Intervals between evaluations, after the first, which has the warm-up; a drift needs some."""
 LICENCE = "From logs under Apache-2.0, github.com/mlcommons/training_results_*; not verified by MLCommons."
 
 

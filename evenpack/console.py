@@ -9,11 +9,11 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -123,6 +123,38 @@ def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
     for row in rows:
         shown.add_row(*(_cell(value) for value in row.values()))
     return shown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WideTable:
+    """A table whose columns continue below if not all fit; the first column is repeated."""
+
+    rows: Sequence[Mapping[str, Any]]
+    title: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for part, names in enumerate(self._parts(options.max_width)):
+            if part:
+                yield ""
+            yield table([{name: row.get(name) for name in names} for row in self.rows], title=self._title(part))
+
+    def _title(self, part: int) -> str:
+        return f"{self.title} (further columns)" if part else self.title
+
+    def _parts(self, width: int) -> Iterator[list[str]]:
+        first, *names = self.rows[0]
+        start = room = width - self._column(first)
+        part: list[str] = []
+        for name in names:
+            if part and self._column(name) > room:
+                yield [first, *part]
+                part, room = [], start
+            part.append(name)
+            room -= self._column(name)
+        yield [first, *part]
+
+    def _column(self, name: str) -> int:
+        return max(len(name), *(len(_cell(row.get(name))) for row in self.rows)) + _COLUMN_GAP
 
 
 def pairs(values: Mapping[str, Any], *, title: str = "") -> Table:

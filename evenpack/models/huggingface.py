@@ -179,7 +179,7 @@ def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
     families = [find_family(name).load_huggingface() for name in known_families()]
     mappings = {mapping.model_type: mapping for mapping in families if mapping is not None}
     model_type = values.get("model_type", "gpt2")
-    if model_type not in mappings:
+    if not isinstance(model_type, str) or model_type not in mappings:
         known = ", ".join(sorted(mappings))
         raise CheckpointError(f"{path}: model_type must be one of {known}, found {model_type!r}")
     return mappings[model_type]

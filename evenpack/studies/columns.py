@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from evenpack.console import table
+from evenpack.console import WideTable, table
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,8 @@ def cells_by_column(rows: Sequence[Any], columns: Sequence[Column], *, heading: 
 def table_of(rows: Sequence[Any], columns: Sequence[Column], *, title: str = "") -> Table:
     """Returns a table with a line for each row."""
     return table(cells(rows, columns), title=title)
+
+
+def wide_table_of(rows: Sequence[Any], columns: Sequence[Column], *, title: str) -> WideTable:
+    """Returns a table with a line for each row, whose columns continue below if not all fit."""
+    return WideTable(rows=cells(rows, columns), title=title)

@@ -14,12 +14,13 @@ from beartype.roar import BeartypeCallHintViolation
 from checked_types import FIRST_CALLS, ONE_IN, checked
 from forked_ranks import run_ranks
 from jaxtyping import Float
-from run_files import write_run_file
 
 from evenpack.engine.world.distributed import World
+from evenpack.files import write_text
 from evenpack.kernels.attention import packed_attention
 from evenpack.kernels.segments import Segments
 from evenpack.losses import StepCounts
+from evenpack.units import counted
 from evenpack.worker_pool import worker_pool
 
 
@@ -67,9 +68,9 @@ def test_fields_of_dataclasses_have_their_types(value: Any) -> None:
 
 def test_parameters_of_functions_have_their_types(tmp_path: Path) -> None:
     with pytest.raises(BeartypeCallHintViolation, match="parameter path="):
-        write_run_file(str(tmp_path / "run.yaml"), {})  # type: ignore[arg-type]
-    with pytest.raises(BeartypeCallHintViolation, match="parameter ranks="):
-        run_ranks(attend, "2")  # type: ignore[arg-type]
+        write_text(str(tmp_path / "run.yaml"), "")  # type: ignore[arg-type]
+    with pytest.raises(BeartypeCallHintViolation, match="parameter number="):
+        counted("2", "rank")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("earlier", [0, FIRST_CALLS - 1, FIRST_CALLS, 100])

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from evenpack import console
-from evenpack.console import pairs, print_error, print_json, table
+from evenpack.console import WideTable, pairs, print_error, print_json, table
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,27 @@ def test_tables_show_numbers_with_thousands_and_what_is_missing_as_a_dash() -> N
     ]
     assert "learning rate  0.0001235" in rendered(pairs({"learning rate": 0.000123456}))
     assert rendered(table([])).strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [(80, [[1, 2, 4, 8]]), (35, [[1, 2, 4], [8]]), (34, [[1, 2], [4, 8]]), (20, [[1], [2], [4], [8]])],
+)
+def test_a_table_too_wide_continues_below_and_breaks_no_number(width: int, parts: list[list[int]]) -> None:
+    """A name's 6 letters and a number's 7 digits, each with a gap of 2 behind: 8, and 9 for every column."""
+    names = ("packed", "padded")
+    rows = [{"": name, **{str(count): f"{count + 0.12345:.5f}" for count in (1, 2, 4, 8)}} for name in names]
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(WideTable(rows=rows, title="Rates"))
+    blocks = [[line.split() for line in block.splitlines()] for block in stream.getvalue().rstrip().split("\n\n")]
+    assert len(blocks) == len(parts)
+    for block, counts in zip(blocks, parts, strict=True):
+        assert block[-3:] == [
+            [str(count) for count in counts],
+            *([name, *(f"{count + 0.12345:.5f}" for count in counts)] for name in names),
+        ]
+    assert [block[0][0] for block in blocks] == ["Rates"] * len(blocks)
+    assert ["(further" in block[0] for block in blocks] == [False] + [True] * (len(blocks) - 1)
 
 
 def test_a_log_file_is_no_terminal_whatever_the_environment_asks_for(

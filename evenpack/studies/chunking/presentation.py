@@ -14,7 +14,7 @@ from evenpack.files import require_folder
 from evenpack.studies.chunking.compare import Arm, ArmRow, FinishedRuns
 from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
-from evenpack.studies.columns import Column, table_of
+from evenpack.studies.columns import Column, table_of, wide_table_of
 from evenpack.studies.plotting import (
     COLOURS,
     figure_as_png,
@@ -70,7 +70,7 @@ def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[
             shown.append(_held_out(length, arms, reference, confidence))
     natural = [row for row in rows if row.arm.is_natural]
     if len(natural) > 1:
-        shown.append(table_of(natural, _RECIPES, title="Recipes side by side, with atoms of one row (as table 3)"))
+        shown.append(wide_table_of(natural, _RECIPES, title="Recipes side by side, with atoms of one row (as table 3)"))
     return shown
 
 
@@ -81,7 +81,7 @@ def by_length(rows: Sequence[ArmRow]) -> Iterator[tuple[int, list[ArmRow]]]:
 
 
 def _trained(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:
-    return table_of(
+    return wide_table_of(
         arms,
         [*_TRAINED, *_difference("last_tenth_difference", confidence), *_verdict("last_tenth", arms)],
         title=(
@@ -101,7 +101,7 @@ def _at_steps(length: int, arms: Sequence[ArmRow]) -> RenderableType:
 
 
 def _held_out(length: int, arms: Sequence[ArmRow], reference: str, confidence: str) -> RenderableType:
-    return table_of(
+    return wide_table_of(
         arms,
         [
             _ARM,

@@ -76,7 +76,7 @@ class ImbalanceOptions:
         list[Path] | None,
         _of_log(
             metavar="FILE",
-            help="Steps of un-padded training: metrics.jsonl, an MLPerf log, or a CSV; repeated for several runs of "
+            help="Steps of un-padded training: metrics.jsonl or an MLPerf log; repeated for several runs of "
             "one system, or a folder of them. Default: the run's own metrics.jsonl.",
         ),
     ] = None

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.console import pairs, percent, table
+from evenpack.console import WideTable, pairs, percent, table
 from evenpack.studies.columns import Cells, Column, cells, cells_across, cells_by_column
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
@@ -76,7 +76,8 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
     shown: list[RenderableType] = [] if study.replay is None else _replay_tables(study.replay)
     shown += [_setting_table(study), _speed_up_table(study)]
     shown += [
-        table(_scheme_rows(study.simulation, SCHEMES, column), title=column.heading) for column in _OF_EACH_SCHEME
+        WideTable(rows=_scheme_rows(study.simulation, SCHEMES, column), title=column.heading)
+        for column in _OF_EACH_SCHEME
     ]
     if study.reference is not None:
         shown += _reference_tables(study.reference)
@@ -133,7 +134,9 @@ def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
         name = f"estimated from {study.measured.run.label}, mean step"
         rows.append({"": name, **logged, "95 %, widest": f"± {width:.2f}, all laws"})
     simulated = "ESTIMATED" if study.simulation.cost.estimated else "simulated"
-    return table(rows, title=f"Speed-up over padding by arrival (sequences/s of a long run), {simulated}, by devices")
+    return WideTable(
+        rows=rows, title=f"Speed-up over padding by arrival (sequences/s of a long run), {simulated}, by devices"
+    )
 
 
 def _replay_tables(replay: Replay) -> list[RenderableType]:
@@ -152,8 +155,8 @@ def _replay_tables(replay: Replay) -> list[RenderableType]:
     waits = _scheme_rows(replay, replay.schemes, _WAIT_SHARE)
     return [
         facts,
-        table(speed_ups, title="Speed-up over padding by arrival (95 %), REPLAYED, by devices"),
-        table(waits, title=f"{_WAIT_SHARE.heading}, REPLAYED"),
+        WideTable(rows=speed_ups, title="Speed-up over padding by arrival (95 %), REPLAYED, by devices"),
+        WideTable(rows=waits, title=f"{_WAIT_SHARE.heading}, REPLAYED"),
     ]
 
 
@@ -178,7 +181,7 @@ def _reference_tables(reference: PublishedCurve) -> list[RenderableType]:
         },
         title=f"{PUBLISHED_NAME}, inferred from 8 devices: un-padding by arrival (PackedBERT, section E)",
     )
-    return [facts, table(rows, title="By the law of")]
+    return [facts, WideTable(rows=rows, title="By the law of")]
 
 
 def _measured_tables(measured: MeasuredComparison) -> list[RenderableType]:
@@ -218,7 +221,7 @@ def _by_method(rows: Sequence[ForecastRow], best: str, measured: MeasuredCompari
     limits = cells_by_column(rows, _LIMITS, heading=_DEVICE_COUNT)
     is_speed_up = measured is not None and measured.is_over_padding
     what = "speed-up" if is_speed_up else "rate per device, relative to the log's,"
-    return table([*lines.values(), *limits], title=f"Estimated from measured steps: {what} by each method")
+    return WideTable(rows=[*lines.values(), *limits], title=f"Estimated from measured steps: {what} by each method")
 
 
 def _regime_tables(forecast: RegimeForecast, measured: MeasuredComparison | None) -> list[RenderableType]:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special, stats
 
+from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.measurement import DIP_SPREADS, median_and_spread, steady_start
 from evenpack.studies.statistics.laws import Gumbel, ks_distance
 from evenpack.studies.statistics.paired import Bounded, Interval
@@ -27,6 +28,9 @@ _MOST_BLOCKS = 1000
 _PENALTY = 8.0
 """What a change must explain, in variances of a block's median times ln(blocks). BIC asks for 2; in the published logs
 slow drift within a shard passes 3, and at 8 no found change of 8 A100 is away from a change of shards."""
+_NEAR_STEPS = 60
+"""Distance to a multiple of the regime's length within which a found change fits it."""
+_FITTING_SHARE = 0.75
 _GRID_POINTS = 4001
 _STEPS_IN_TAIL = 20
 """One regime reaches as far as this many of its steps are as slow as the slowest of so many."""
@@ -163,6 +167,24 @@ def _best_edges(values: Float64[np.ndarray, " blocks"], penalty: float, least: i
     return edges
 
 
+def fitting_steps(changes: Sequence[int]) -> int | None:
+    """Returns the longest regime that three quarters of the changes are multiples of; None if there is none."""
+    if len(changes) < 3:
+        return None
+    for length in range(max(changes) + _NEAR_STEPS, LEAST_REGIME_STEPS, -1):
+        if _fits(changes, length).mean() >= _FITTING_SHARE:
+            near = np.array(changes)[_fits(changes, length)]
+            multiples = np.round(near / length)
+            return round(float(near @ multiples / (multiples @ multiples)))
+    return None
+
+
+def _fits(changes: Sequence[int], length: int) -> np.ndarray:
+    multiples = np.maximum(1, np.round(np.array(changes) / length))
+    is_near: np.ndarray = np.abs(np.array(changes) - multiples * length) <= min(_NEAR_STEPS, length / 10)
+    return is_near
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Division:
     """The regimes of all runs of a system."""
@@ -180,13 +202,26 @@ def divide(runs: Sequence[Rates], regime_steps: int | None = None) -> Division:
     Args:
         runs: the rate of every step of each run, in order.
         regime_steps: steps of a regime; None: they end where the level is found to change.
+
+    Raises: ConfigError if most changes are not near a multiple of `regime_steps`.
     """
+    starts = [steady_start(rates) for rates in runs]
+    changes = [
+        [start + change for change in change_points(rates[start:])] for start, rates in zip(starts, runs, strict=True)
+    ]
+    every = [change for of_run in changes for change in of_run]
+    if regime_steps is not None and len(every) > 1 and _fits(every, regime_steps).mean() < 1 / 2:
+        shown = ", ".join(f"{change:,}" for change in sorted(every)[:6])
+        fitting = fitting_steps(every)
+        remedy = "leave the option out, and the changes divide the runs"
+        raise ConfigError(
+            f"--regime-steps {regime_steps}: {np.count_nonzero(~_fits(every, regime_steps))} of {len(every)} changes "
+            f"of the level are not near a multiple of it (the first are at steps {shown}); "
+            + (remedy if fitting is None else f"they fit regimes of about {fitting:,} steps: give that, or {remedy}")
+        )
     found = []
-    for run, rates in enumerate(runs):
-        start = steady_start(rates)
-        edges = [start + change for change in change_points(rates[start:])]
-        if regime_steps is not None:
-            edges = list(range(regime_steps, len(rates), regime_steps))
+    for run, (rates, start, of_run) in enumerate(zip(runs, starts, changes, strict=True)):
+        edges = of_run if regime_steps is None else list(range(regime_steps, len(rates), regime_steps))
         for first, last in zip([start, *edges], [*edges, len(rates)], strict=True):
             found += _regime(run, first, rates[first:last])
     return Division(

@@ -132,6 +132,11 @@ def test_models_without_learned_positions_say_why_they_cannot_be_exported(positi
         (lambda directory: (directory / "config.json").write_text("{"), "not a readable JSON file"),
         (lambda directory: (directory / "config.json").write_text("[]"), "expected a JSON object, found list"),
         (lambda directory: (directory / "config.json").write_text("{}"), "n_embd: this key is required"),
+        (
+            lambda directory: (directory / "config.json").write_text('{"model_type": ["bert"]}'),
+            "one of bert.*found .'b",
+        ),
+        (lambda directory: (directory / "config.json").write_text('{"model_type": {}}'), "one of bert.*found {}"),
         (lambda directory: (directory / "model.safetensors").unlink(), r"model\.safetensors does not exist"),
         (lambda directory: os.truncate(directory / "model.safetensors", 5000), "is broken or not in safetensors"),
     ],

@@ -1,8 +1,6 @@
 """Step logs in both formats, the steps that are cut, and errors."""
 
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,27 +31,6 @@ def _accounted(log: StepLog) -> int:
     return len(log.rates) + sum(log.cuts.values())
 
 
-def _csv_of_seconds(rates: list[float], delimiter: str) -> list[str]:
-    rows = [["step", "sequences", "step_seconds"], *([step, 128, 128 / rate] for step, rate in enumerate(rates))]
-    return [delimiter.join(map(str, row)) for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("write", "found"),
-    [
-        *((partial(_csv_of_seconds, delimiter=one), "CSV: sequences / step_seconds") for one in (",", ";", "\t")),
-        (lambda rates: ["\ufeffseq/s", *map(str, rates)], "CSV: seq/s"),
-        (lambda rates: [f':::MLLOG {{"key": "tracked_stats", "value": {{"seq/s": {one}}}}}' for one in rates], "seq/s"),
-    ],
-)
-def test_each_format_gives_the_rates(write: Callable[[list[float]], list[str]], found: str, tmp_path: Path) -> None:
-    rates = _steady(70)
-    log = read_step_log(_written(tmp_path / "log.csv", write(rates)))
-    assert found in log.format
-    assert log.rates == pytest.approx(rates[10:])
-    assert log.warnings == ()
-
-
 def test_metrics_are_read_and_other_records_are_no_steps(tmp_path: Path) -> None:
     rates = _steady(80)
     lines = [
@@ -82,6 +59,14 @@ def test_mlperf_lines_are_read_with_any_prefix(tmp_path: Path) -> None:
     assert "'seq/s'" in log.format
     assert log.rates == pytest.approx(rates[10:])
     assert any("1 :::MLLOG" in warning for warning in log.warnings)
+
+
+def test_mlperf_events_alone_are_read_too(tmp_path: Path) -> None:
+    rates = _steady(70)
+    lines = [f':::MLLOG {{"key": "tracked_stats", "value": {{"seq/s": {rate}}}}}' for rate in rates]
+    log = read_step_log(_written(tmp_path / "log", lines))
+    assert log.rates == pytest.approx(rates[10:])
+    assert log.warnings == ()
 
 
 def test_lines_that_are_means_of_steps_are_refused(tmp_path: Path) -> None:

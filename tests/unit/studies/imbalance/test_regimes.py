@@ -16,6 +16,7 @@ from evenpack.studies.imbalance.regimes import (
     ForecastRow,
     change_points,
     divide,
+    fitting_steps,
     forecast_from_regimes,
 )
 
@@ -85,6 +86,19 @@ def test_levels_that_are_alike_are_divided_by_the_given_length_alone() -> None:
     found = divide([rates])
     assert len(found.regimes) == 2
     assert found.regimes[1].first_step == pytest.approx(2000, abs=40)
+
+
+def test_the_length_that_changes_fit_is_found_though_some_are_not_seen() -> None:
+    assert fitting_steps([995, 1010, 2008, 3990, 4310]) == pytest.approx(1000, abs=15)
+    assert fitting_steps([1000]) is None
+    assert fitting_steps([700, 1530, 2910, 4170, 5030]) is None
+
+
+def test_a_length_that_the_changes_do_not_fit_is_named_with_one_that_would_do() -> None:
+    rates = drawn([1000, 1100, 1000, 1100, 980], length=1000)
+    with pytest.raises(ConfigError, match=r"--regime-steps 800: . of 4 changes.*at steps .*about (99|100|1,00).*give"):
+        divide([rates], 800)
+    assert len(divide([rates], 1000).regimes) == 5
 
 
 def test_what_is_no_step_is_left_out_and_counted() -> None:
