@@ -1,10 +1,12 @@
-"""Muon under DeepSpeed on two ranks equals one process of a few lines in FP64."""
+"""Muon under DeepSpeed on 1, 2 and 4 ranks equals one process of a few lines in FP64."""
 
 from functools import cache, partial
 
 import numpy as np
+import pytest
 import torch
 from forked_ranks import run_ranks
+from slow_cases import slow_but
 from test_lamb_training import flat, rate, relative
 from test_normalisation import Setting, make_model, micro_batches, reference_gradients, run_config, unpacked_batches
 from tiny_training import changed
@@ -14,7 +16,7 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.world.distributed import World
 from evenpack.models.common.loss_sums import exact_denominators
 
-STEPS = 5
+STEPS = 10
 
 
 def muon_config(clipping: float | None, *, ranks: int, accumulation: int = 1) -> RunConfig:
@@ -27,7 +29,7 @@ def muon_config(clipping: float | None, *, ranks: int, accumulation: int = 1) ->
 
 @cache
 def train_alone(clipping: float | None) -> np.ndarray:
-    """Returns all weights after the steps, with each sequence separately, and each matrix by itself."""
+    """Returns all weights after ten steps, with each sequence separately, and each matrix by itself."""
     config = muon_config(clipping, ranks=1)
     targets = micro_batches(rank=0, ranks=1, accumulation=1)[0].step_counts.targets
     model, batches = make_model(), unpacked_batches()
@@ -88,8 +90,9 @@ def measure(world: World, expected: dict[float | None, np.ndarray]) -> list[tupl
     return found
 
 
-def test_steps_of_muon_are_those_of_one_plain_process() -> None:
-    for reports in run_ranks(measure, 2, {clipping: train_alone(clipping) for clipping in (None, 0.05)}):
+@pytest.mark.parametrize("ranks", slow_but([2], [1, 2, 4]))
+def test_ten_steps_of_muon_are_those_of_one_plain_process(ranks: int) -> None:
+    for reports in run_ranks(measure, ranks, {clipping: train_alone(clipping) for clipping in (None, 0.05)}):
         for distance, change in reports:
             assert distance < 1e-6
             assert change > 1e-2

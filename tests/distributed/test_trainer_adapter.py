@@ -187,3 +187,26 @@ def test_loaders_that_are_no_shares_of_the_same_step_are_refused_with_the_proof_
         said = "torch.distributed has 2 ranks, and a loader is read that was made with ranks=1"
         assert whole.startswith(said) if rank == 0 else whole == ""
         assert shares == ""
+
+
+def prove_where_one_leaks(world: World) -> list[str]:
+    """Returns what each rank says where rank 1's model loses its borders: in every row, and in micro-batches alone."""
+    texts = []
+    for slots in (0, 100):
+
+        def lose(_: Any, arguments: Any, inputs: dict[str, Any], longer: int = slots) -> Any:
+            if world.rank == 1 and inputs["input_ids"].shape[1] > longer:
+                inputs.update(position_ids=None, attention_mask=None)
+            return arguments, inputs
+
+        model = tiny_llama().train()
+        model.register_forward_pre_hook(lose, with_kwargs=True)
+        loader = own_loader(world.rank, world.size)
+        texts.append(_refusal(lambda model=model, loader=loader: prove_isolation(model, loader)))
+    return texts
+
+
+def test_ranks_decide_alike_where_one_of_them_alone_sees_a_leak() -> None:
+    first, second = run_ranks(prove_where_one_leaks, 2)
+    assert first == second
+    assert all("LlamaForCausalLM is not proved to keep the sequences of a pack apart" in text for text in first)

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evenpack.data.manifest import Manifest
@@ -77,7 +77,7 @@ def test_a_view_with_a_damaged_key_or_number_is_refused(tmp_path: Path, written:
         open_view(tmp_path, token_file, RECIPE)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary() | st.recursive(st.text() | st.integers(), st.lists).map(lambda value: json.dumps(value).encode()))
 @example(b"[" * 20_000)
 @example(b'{"a":' * 20_000)

@@ -2,27 +2,38 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from host_trainers import (
     VOCABULARY,
+    flat_gradients,
+    kept_gradients,
     own_documents,
     own_loader,
     plain_inputs,
+    relative_error,
     tiny_llama,
 )
 from repository import ROOT
+from slow_cases import slow_but
 from transformers import (
+    BertConfig,
+    BertForMaskedLM,
     LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
     TrainerCallback,
     TrainingArguments,
 )
 
 import evenpack
+from evenpack.adapters.huggingface import IGNORED, segment_starts
 from evenpack.adapters.trainer import PackTrainer, token_loss
 from evenpack.losses import MASKED_TOKEN
 
@@ -269,13 +280,81 @@ def test_random_masks_that_cannot_be_drawn_are_named(settings: dict[str, Any], m
         own_loader(objective=evenpack.RandomMasks(**settings))
 
 
+MASKS = evenpack.RandomMasks(mask_token=0, special_tokens=[0], vocabulary_size=VOCABULARY)
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SPECIAL = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+ENCODERS = {
+    "bert": lambda: BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **NO_DROPOUT, **SIZES)),
+    "modernbert": lambda: ModernBertForMaskedLM(
+        ModernBertConfig(vocab_size=VOCABULARY, local_attention=8, global_attn_every_n_layers=2, **SPECIAL, **SIZES)
+    ),
+}
+
+
+@pytest.mark.parametrize("attention", slow_but(["sdpa"], ["sdpa", "eager"]))
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_learns_from_packs_what_it_learns_from_sequences_alone(
+    name: str, attention: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = ENCODERS[name]()
+    model.config._attn_implementation = attention
+    loader = own_loader(objective=MASKS, micro_batches=2)
+    expected = model_gradients_alone(model, loader)
+    trainer = trainer_of(tmp_path, loader, model, gradient_accumulation_steps=2, max_grad_norm=0.0)
+    gradients = kept_gradients(trainer)
+    trainer.train()
+    assert relative_error(gradients[0], expected) < 1e-6
+
+
+def model_gradients_alone(model: Any, loader: evenpack.Loader) -> torch.Tensor:
+    """Returns the gradients of step 0 from each of its segments by itself; those without targets add nothing."""
+    model.zero_grad()
+    segments = 0
+    for batch in loader.batches_of(0):
+        inputs = plain_inputs(causal=False)(batch)
+        starts = segment_starts(batch).tolist()
+        for start, stop in pairwise(starts):
+            labels = inputs["labels"][:, start:stop]
+            if (labels != IGNORED).any():
+                logits = model(input_ids=inputs["input_ids"][:, start:stop]).logits[0]
+                total = F.cross_entropy(logits, labels[0], reduction="sum", ignore_index=IGNORED)
+                (total / batch.step_counts.targets).backward()
+                segments += 1
+    assert segments == loader.plan(0).counts.sequences
+    assert segments > len(own_documents()) / 20
+    gradients = flat_gradients(model)
+    model.zero_grad()
+    return gradients
+
+
 def test_masked_tokens_that_do_not_weigh_the_same_are_refused() -> None:
-    masks = evenpack.RandomMasks(mask_token=0, special_tokens=[0], vocabulary_size=VOCABULARY)
-    loader = own_loader(objective=masks)
+    loader = own_loader(objective=MASKS)
     by_sequences = replace(loader._settings.objective, masked_token=replace(MASKED_TOKEN, divided_by="sequences"))
     loader._settings = replace(loader._settings, objective=by_sequences)
     with pytest.raises(evenpack.ConfigError, match="divided_by='targets'"):
         plain_inputs(causal=False)(loader[0])
+
+
+DECISIONS = {
+    "label_smoothing_factor": "refused",
+    "average_tokens_across_devices": "needed where there are several processes",
+    "use_liger_kernel": "proved with the model: its loss must be the sum over the targets of the step",
+    "liger_kernel_config": "as use_liger_kernel",
+    "neftune_noise_alpha": "refused",
+    "include_num_input_tokens_seen": "as the plan has them",
+    "prediction_loss_only": "of evaluation",
+    "label_names": "of evaluation",
+    "hub_token": "no loss",
+    "logging_nan_inf_filter": "of the log alone",
+}
+"""What becomes of each argument of a Trainer whose name speaks of losses, labels, noise or tokens."""
+
+
+def test_each_option_of_the_loss_has_its_decision() -> None:
+    names = {one.name for one in fields(TrainingArguments)}
+    assert {name for name in names if re.search("loss|smooth|label|neftune|liger|token|nan", name)} == set(DECISIONS)
 
 
 def own_loss(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:

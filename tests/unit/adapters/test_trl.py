@@ -1,5 +1,7 @@
 """PackSFTTrainer: what TRL prepares is trained on in packs, with the gradients of its examples alone."""
 
+import re
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,17 +11,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from forked_ranks import run_ranks
+from forked_ranks import RanksFailed, run_ranks
 from host_trainers import (
     PACK_LENGTH,
     VOCABULARY,
+    Read,
     flat_gradients,
     kept_gradients,
+    planned_by_step,
+    read_by_step,
     relative_error,
     tiny_llama,
+    watched,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TrainingArguments
 
 import evenpack
 from evenpack.engine.world.distributed import World
@@ -29,6 +35,7 @@ if TYPE_CHECKING:  # a second, and each process of `scripts/pytest` collects thi
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # TRL uses names that transformers will drop
 EOS = 1
+STEPS = 6
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -123,6 +130,38 @@ def test_ranks_together_learn_the_same(tmp_path: Path) -> None:
         assert relative_error(gradients, expected) < 1e-6
 
 
+def train_on_and_die(
+    world: World, folder: str, micro_batches: int, dies_at: int | None, resume: str | None
+) -> tuple[Read, list[float]]:
+    """Returns what this rank read of six steps, with a checkpoint after each two of them, and all losses so far."""
+    saves = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "max_steps": STEPS}
+    trainer = trainer_of(Path(folder), gradient_accumulation_steps=micro_batches, **saves)
+    kept_gradients(trainer, dies_at=dies_at)
+    read = watched(trainer.model, lambda: trainer.state.global_step)
+    trainer.train(resume_from_checkpoint=resume)
+    return read, [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_at_other_numbers_of_processes_in_one_order(tmp_path: Path) -> None:
+    """Two processes are killed in step 3, one goes on from step 2 and is killed in step 5, four go on from step 4."""
+    ((straight, losses),) = run_ranks(train_on_and_die, 1, str(tmp_path / "whole"), 1, None, None)
+    planned = planned_by_step(trainer_of(tmp_path).loader, range(STEPS))
+    assert read_by_step([straight]) == planned
+    assert len({pack for packs in planned.values() for pack in packs}) == STEPS * 8
+
+    folder = tmp_path / "killed"
+    with pytest.raises(RanksFailed):
+        run_ranks(train_on_and_die, 2, str(folder), 2, 3, None)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2"]
+    with pytest.raises(RanksFailed):
+        run_ranks(train_on_and_die, 1, str(folder), 4, 5, str(folder / "checkpoint-2"))
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    last = run_ranks(train_on_and_die, 4, str(folder), 1, None, str(folder / "checkpoint-4"))
+    assert read_by_step(read for read, _ in last) == {step: planned[step] for step in (4, 5)}
+    assert last[0][1] == pytest.approx(losses, rel=1e-5)
+
+
 def test_each_example_is_in_a_pack_once(tmp_path: Path) -> None:
     loader = trainer_of(tmp_path).loader
     (kept,) = loader.accounting.values()
@@ -130,6 +169,24 @@ def test_each_example_is_in_a_pack_once(tmp_path: Path) -> None:
     learned = [one for one, (prompt, _) in zip(cut, examples(), strict=True) if len(prompt) < PACK_LENGTH]
     assert kept.documents_kept == len(learned)
     assert kept.tokens_kept == sum(map(len, learned))
+
+
+DECISIONS = {
+    "loss_type": "computed: nll and dft",
+    "completion_only_loss": "in the labels that TRL makes",
+    "assistant_only_loss": "in the labels that TRL makes",
+    "router_aux_loss_coef": "added by TRL, of whole micro-batches; refused beside label smoothing",
+    "eos_token": "in the tokens that TRL makes",
+    "pad_token": "of evaluation",
+}
+"""What becomes of each argument that SFTConfig adds to a Trainer's, and whose name speaks of losses or tokens."""
+
+
+def test_each_option_of_the_loss_has_its_decision() -> None:
+    from trl import SFTConfig
+
+    names = {one.name for one in fields(SFTConfig)} - {one.name for one in fields(TrainingArguments)}
+    assert {name for name in names if re.search("loss|smooth|label|token|coef", name)} == set(DECISIONS)
 
 
 def test_another_loss_is_that_of_examples_alone_and_tokens_those_of_the_plan(tmp_path: Path) -> None:

@@ -191,7 +191,12 @@ def test_a_trained_step_of_the_same_order_is_as_it_was(config: RunConfig, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("document", "source", "message"), [(-1, "wiki", "documents 0 to 39"), (3, None, "any of wiki, code")]
+    ("document", "source", "message"),
+    [
+        (-1, "wiki", "documents 0 to 39"),
+        (3, None, "any of wiki, code"),
+        (3, "wik", "no source 'wik': its sources are wiki, code"),
+    ],
 )
 def test_questions_without_an_answer_say_what_there_is(
     config: RunConfig, document: int, source: str | None, message: str

@@ -17,7 +17,7 @@ import pytest
 import torch
 from slow_cases import slow_but
 from tiny_run import lone_world, tiny_gpt2_run
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from evenpack.data.batches import loader_processes
 from evenpack.data.batches.loader_processes import (
@@ -118,6 +118,23 @@ def test_the_socket_of_a_loader_is_no_file_which_would_stay_if_it_is_killed(proc
         environment = {**os.environ, "TMPDIR": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert ("pymp-" in done.stdout) == leaves, done.stdout
+
+
+class Killed(Dataset[int]):
+    """Kills the process that reads it."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("not reached")
+
+
+def test_a_killed_process_of_a_loader_is_explained() -> None:
+    with pytest.raises(RunError, match=r"loads batches has died: DataLoader worker .*\(training.loader_workers"):  # noqa: SIM117
+        with explained_loader_deaths():
+            next(iter(DataLoader(Killed(), num_workers=1)))
 
 
 def test_a_death_that_is_explained_is_not_raised_once_more_by_torchs_handler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Column generation packs published histograms to within a few packs of a bound that an independent count confirms."""
 
 import sys
+from random import Random
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
 from evenpack.data.packing import Certificate, LengthHistogram, Packing, pack
+from evenpack.data.packing.pricing import best_packs
 
 
 def cut(counts: list[int], pack_length: int, limit: int | None) -> Packing:
@@ -99,6 +101,29 @@ def test_published_histograms_are_closed_to_a_few_packs(name, limit, bound, most
     assert packing.lower_bound == bound
     assert bound <= packing.packs <= most_packs
     assert packing.depth <= (limit or 512)
+
+
+@given(
+    counts=counts_of_some_lengths(12, 3),
+    limit=st.none() | st.integers(1, 5),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_a_near_best_pack_keeps_the_limits_and_loses_at_most_the_tolerance(counts, limit, share, seed):
+    pack_length, most = len(counts) + 4, limit or len(counts) + 4
+    prices = np.random.default_rng(seed).random(pack_length)
+    best = best_packs(prices, LengthHistogram(counts=np.array(counts)), pack_length, most)
+    worth = best.values_with()
+    for first in (np.flatnonzero(counts) + 1).tolist():
+        tolerance = share * float(worth[first - 1])
+        strategy = best.near_best(first, tolerance, Random(seed))
+        assert first in strategy
+        assert sum(strategy) <= pack_length
+        assert len(strategy) <= most
+        assert all(counts[length - 1] for length in strategy)
+        value = sum(prices[length - 1] for length in strategy)
+        assert worth[first - 1] - tolerance - 1e-9 <= value <= worth[first - 1] + 1e-9
+    assert max(worth[: len(counts)]) == pytest.approx(best.value)
 
 
 def test_packs_longer_than_the_longest_sequence_are_filled():
