@@ -19,6 +19,7 @@ from host_trainers import (
     tiny_llama,
     watched,
 )
+from slow_cases import slow_but
 from tiny_training import logged
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainingArguments
@@ -64,8 +65,9 @@ def train_each(world: World, folder: str) -> dict[int, dict[str, Any]]:
     return {count: train(world, folder, count, {"max_steps": 2}, None) for count in (1, 2, 4)}
 
 
-def test_loss_and_gradients_are_those_of_documents_alone(tmp_path: Path) -> None:
-    results = run_ranks(train_each, 2, str(tmp_path))
+@pytest.mark.parametrize("ranks", slow_but([2], [1, 2, 4]))
+def test_loss_and_gradients_are_those_of_documents_alone(ranks: int, tmp_path: Path) -> None:
+    results = run_ranks(train_each, ranks, str(tmp_path))
     loss, gradients = alone(tiny_llama(), own_loader(), 0)
     for micro_batches in (1, 2, 4):
         here = [result[micro_batches] for result in results]

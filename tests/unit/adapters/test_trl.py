@@ -124,9 +124,10 @@ def train_on(world: World, folder: str) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_ranks_together_learn_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_learn_the_same(ranks: int, tmp_path: Path) -> None:
     expected = alone(trainer_of(tmp_path).loader, 0)
-    for gradients in run_ranks(train_on, 2, str(tmp_path)):
+    for gradients in run_ranks(train_on, ranks, str(tmp_path)):
         assert relative_error(gradients, expected) < 1e-6
 
 
