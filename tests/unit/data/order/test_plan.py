@@ -1,6 +1,7 @@
 """The plan: every sequence once per epoch, new packs in each epoch, any position of the stream at once."""
 
 import tracemalloc
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repository import PUBLISHED_HISTOGRAMS
 from scipy import stats
 
 from evenpack.data.order import plan as plan_module
@@ -261,3 +263,13 @@ def test_no_positions_draw_no_packs():
     drawn = plan_of(np.array([5])).draw(np.zeros(0, dtype=np.int64))
     assert drawn.offsets.tolist() == [0]
     assert len(drawn.sequence_ids) == len(drawn.lengths) == 0
+
+
+def test_a_real_histogram_keeps_its_sequences_through_two_epochs():
+    lengths = np.repeat(np.arange(1, 385), PUBLISHED_HISTOGRAMS["squad_1_1_384"])
+    np.random.default_rng(3).shuffle(lengths)
+    histogram = LengthHistogram.from_lengths(lengths, longest=384)
+    plan = PackPlan(pack(histogram, pack_length=384), sort_by_length(lengths, histogram), key=8)
+    drawn = plan.draw(np.arange(2 * plan.packs))
+    assert set(Counter(drawn.sequence_ids.tolist()).values()) == {2}
+    assert len(np.unique(drawn.sequence_ids)) == len(lengths) == 88_641
