@@ -32,6 +32,7 @@ SINGLE = [(), ()]
         (numbers(512, 256), numbers(256, 512), None),
         (numbers(256, 512).T, numbers(512, 256).T, None),
         (numbers(512, 257), numbers(257, 512), "left factor"),
+        (numbers(512, 264)[:, :257], numbers(257, 512), "left factor"),
         (numbers(513, 256), numbers(256, 512), None),
         (numbers(512, 256), numbers(512, 264)[:257, :256].T, "result"),
         (numbers(512, 258)[:, :256], numbers(256, 512), "left factor"),

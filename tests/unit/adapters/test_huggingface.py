@@ -149,6 +149,15 @@ def test_an_encoder_with_masks_gives_what_it_gives_for_documents_alone(name: str
     assert (leaking - packed).abs().max() > 1e-3
 
 
+def test_masks_of_layers_that_differ_are_a_dictionary_of_each_kind() -> None:
+    batch = own_loader(packs_per_step=1).batches_of(0)[0]
+    form = plain_inputs(built(ENCODERS["modernbert"], "sdpa").config, causal=False, mask="block")
+    masks = boundaries_of(batch, form)["attention_mask"]
+    assert set(masks) == {"full_attention", "sliding_attention"}
+    assert masks["sliding_attention"].sum() < masks["full_attention"].sum()
+    assert [mask.shape for mask in masks.values()] == [(1, 1, PACK_LENGTH, PACK_LENGTH)] * 2
+
+
 def test_flash_attention_gets_all_four_boundaries_as_transformers_finds_them() -> None:
     batch = own_loader().batches_of(0)[0]
     inputs = plain_inputs(flash())(batch)
