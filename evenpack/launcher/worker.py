@@ -240,14 +240,12 @@ class Rank:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
         _ignore_children()
         self._record(error, exit_code=EXIT_BAD_INPUT)
-        is_alone = self._place.world_size == 1
-        shared = self._owns_files and not is_alone and self._other_rank_reports(error)
-        if not self._owns_files:
+        if self._place.world_size == 1 or not self._owns_files:  # no rank of a run without files has a status
             say(_error_line(error, self._place))
-        elif is_alone or (shared and self._place.rank == 0):
-            say(f"error: {error}")
-        elif not shared:
+        elif not self._other_rank_reports(error):
             say(f"rank {self._place.rank}: error: {error}")
+        elif self._place.rank == 0:
+            say(f"error: {error}")
         end_process(EXIT_BAD_INPUT)
 
     def _crash(self, error: BaseException) -> NoReturn:

@@ -75,11 +75,11 @@ def require_agreement(meeting: Meeting, facts: Mapping[str, str]) -> None:
 def all_problems(meeting: Meeting, own: str | None) -> list[str]:
     """Tells the ranks that come here, or to `require_agreement`, why this one cannot start; None: it can.
 
-    Returns what the others have, with the machine, without this rank's own.
+    Returns what the others have, after the name of their machine, but for what this rank has too.
     """
     host = socket.gethostname()
     found = _compared(meeting, RankFacts(rank=meeting.rank, host=host, facts={}, problem=own))["problems"]
-    return [problem for problem in found if problem != f"{host}: {own}"]
+    return [problem for problem in found if problem.partition(": ")[2] != own]
 
 
 def _compared(meeting: Meeting, own: RankFacts) -> dict[str, Any]:

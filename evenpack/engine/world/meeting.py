@@ -139,10 +139,13 @@ class Meeting:
         return str(self._store.get(key).decode())
 
     def _wait_for(self, keys: list[str]) -> None:
-        """Waits until the store has all keys, and lets signals be handled meanwhile. Raises: RunError."""
+        """Waits until the store has the keys of ranks from 0 on, and lets signals be handled meanwhile.
+
+        Raises: RunError after `patience_seconds`.
+        """
         self._deadline = time.monotonic() + self._patience
         while not self._store.check(keys):
-            self._wait(list)
+            self._wait(lambda: [rank for rank, key in enumerate(keys) if not self._store.check([key])])
 
     def _wait(self, missing: Callable[[], list[int]]) -> None:
         """Waits a moment. Raises: RunError after the deadline, with the ranks that are `missing`."""
