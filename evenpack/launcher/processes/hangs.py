@@ -120,11 +120,14 @@ class Heartbeat:
         """The open file of stacks; None before the first heartbeat, or where it cannot be written."""
 
     def keep_up(self) -> None:
-        """Writes the next heartbeat if it is due. Raises: OSError."""
+        """Writes the next heartbeat if it is due, or if a black box has begun or ended: the limit is another one then.
+
+        Raises: OSError.
+        """
         now = self._clock()
         if self._lateness.is_late(now):
             self._moved_at = now
-        if now < self._due:
+        if now < self._due and self._doing.black_box == self.status.black_box:
             return
         self._due = now + self._every
         place, black_box = self._doing.place, self._doing.black_box  # first: what has left the start has just moved

@@ -348,6 +348,14 @@ def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
     third = folder.read_status(3)
     assert third is not None
     assert (third.place, third.beats, third.still_seconds) == ((1, "waiting for a batch"), 3, 0.0)
+    now[0] = 6.5
+    heartbeat.keep_up()
+    assert folder.read_status(3) == third, "none is due"
+    doing.end_black_box(START)
+    heartbeat.keep_up()
+    fourth = folder.read_status(3)
+    assert fourth is not None
+    assert (fourth.black_box, fourth.beats) == (None, 4), "all ranks may freeze before the next one is due"
     assert RankFolder(tmp_path, "earlier").read_status(3) is None
     assert folder.read_status(4) is None
 
