@@ -2,19 +2,21 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from run_files import changed, pair_run_values, run_config, run_values
 
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.memory.estimate import RunMemory, micro_batch_size, run_memory, training_memory, with_micro_batch
-from evenpack.engine.memory.text import memory_text
 from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
+from evenpack.studies.plan.presentation import memory_shown
 
 VOCABULARY, RANKS = 50_257, 8
 ITEM = AverageItem(sequences=Fraction(2), tokens=Fraction(1000), row_slots=1024)
@@ -39,6 +41,23 @@ def peak_with(config: RunConfig, packs: int) -> int:
     return training_memory(tried, size, vocabulary_size=VOCABULARY, ranks=RANKS).peak.total
 
 
+def text_of(found: RunMemory) -> str:
+    console = Console(file=StringIO(), width=160)
+    for shown in memory_shown(found, batching="packs"):
+        console.print(shown, soft_wrap=True)
+    return console.file.getvalue()
+
+
+def test_the_phases_are_a_table_that_marks_the_peak() -> None:
+    found = memory_of(config_of())
+    lines = text_of(found).splitlines()
+    assert "in GB: 8 packs, 8,192 slots" in lines[0]
+    rows = {row.phase: line.split() for row, line in zip(found.memory.phases, lines[2:], strict=False)}
+    assert [phase for phase, row in rows.items() if row[-1] == "peak"] == [found.memory.peak.phase]
+    numbers = [f"{getattr(found.memory.phases[-1], part) / 1e9:,.2f}" for part in lines[1].split()[1:]]
+    assert rows["update"] == ["update", *numbers]
+
+
 def test_the_largest_micro_batch_that_fits_is_followed_by_one_that_does_not() -> None:
     config = config_of()
     found = memory_of(config)
@@ -49,26 +68,26 @@ def test_the_largest_micro_batch_that_fits_is_followed_by_one_that_does_not() ->
     assert (total, total <= found.usable) == (peak_with(config, packs), True)
     assert 512 // RANKS % (2 * packs) == 0
     assert peak_with(config, 2 * packs) > found.usable
-    assert f"training.packs_per_micro_batch={packs}, {total / 1e9:.2f} GB" in memory_text(found, batching="packs")
+    assert f"training.packs_per_micro_batch={packs}, {total / 1e9:.2f} GB" in text_of(found)
 
 
 def test_what_does_not_fit_is_told_the_largest_that_does_or_that_none_does() -> None:
     found = memory_of(config_of(training={"packs_per_micro_batch": 64}))
     assert found.fits is False
     assert found.largest == memory_of(config_of()).largest
-    shown = memory_text(found, batching="packs")
+    shown = text_of(found)
     assert "does not fit" in shown
     assert "training.packs_per_micro_batch=32, " in shown
     found = memory_of(config_of(), replace(H100, memory_bytes=10**9))
     assert (found.fits, found.largest) == (False, None)
-    assert "micro-batch of one" in memory_text(found, batching="packs")
+    assert "micro-batch of one" in text_of(found)
 
 
 @pytest.mark.parametrize("device", [None, find_device_peak("gh200")])
 def test_nothing_is_guessed_of_a_device_whose_memory_is_not_known(device: DevicePeak | None) -> None:
     found = memory_of(config_of(training={"packs_per_micro_batch": 64}), device)
     assert (found.capacity, found.usable, found.fits, found.largest) == (None, None, None, None)
-    shown = memory_text(found, batching="packs")
+    shown = text_of(found)
     assert "fit into" not in shown
     assert ("gh200 is sold with several sizes of memory" in shown) == (device is not None)
 
