@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evenpack.engine.sharding.replicated import BUCKET_SIZE
+from evenpack.engine.sharding.stages import BUCKET_SIZE
 from evenpack.units import FP32_BYTES
 
 _FP64_BYTES = 8
