@@ -16,9 +16,8 @@ from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainState
 from evenpack.engine.checkpoints.forks import parent_checkpoint, take_over
 from evenpack.engine.checkpoints.initial_weights import initialize
-from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.engine import TrainingEngine

@@ -26,7 +26,7 @@ from torch import Tensor, UntypedStorage
 
 from evenpack.engine.activity import doing, saving
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
-from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrite, WritingEngine
+from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrite
 from evenpack.errors import SaveError
 from evenpack.files import read_json_object, write_json
 
@@ -78,7 +78,7 @@ class BackgroundWriter:
         self._is_over = True
         self._is_taken = True
 
-    def begin(self, engine: WritingEngine, state: TrainState) -> None:
+    def begin(self, engine: Any, state: TrainState) -> None:
         """Copies the state and returns; it may change then. An earlier save is finished first.
 
         Raises: SaveError on every rank alike if it cannot be copied, or the directory cannot be made.

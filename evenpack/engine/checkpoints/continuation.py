@@ -11,9 +11,8 @@ from evenpack.config import with_defaults
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.prepared import PreparedData
 from evenpack.differences import differences
-from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, find_candidates
+from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_by_size, find_candidates
 from evenpack.engine.checkpoints.forks import parent_checkpoint, require_same_parent
-from evenpack.engine.checkpoints.keeping import checkpoint_by_size
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import CheckpointError

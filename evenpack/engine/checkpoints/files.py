@@ -261,6 +261,24 @@ def find_wrong_content(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> s
     return None
 
 
+def whole_by_size(directory: Path) -> list[Checkpoint]:
+    """Returns the checkpoints whose files have the right sizes: reading all bytes at each save would be slow.
+
+    Raises: UnjudgedCheckpointError.
+    """
+    found = (checkpoint_by_size(path) for path in find_candidates(directory))
+    return [checkpoint for checkpoint in found if checkpoint is not None]
+
+
+def checkpoint_by_size(path: Path) -> Checkpoint | None:
+    """Returns the checkpoint at `path`; None if its manifest is damaged, or a file is missing or of another size.
+
+    Raises: UnjudgedCheckpointError if that cannot be told: it may be complete all the same.
+    """
+    checkpoint, _ = manifest_or_problem(path)
+    return checkpoint if checkpoint is not None and find_wrong_size(checkpoint) is None else None
+
+
 def remove_checkpoint(path: Path, *, rename: Callable[[Path, Path], object] = Path.rename) -> bool:
     """Removes a checkpoint's name by `rename`, then deletes its files; returns whether all could be deleted.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.files import (
@@ -24,6 +24,7 @@ from evenpack.engine.checkpoints.files import (
     Checkpoint,
     FileRecord,
     TrainState,
+    checkpoint_by_size,
     checkpoint_name,
     commit_files,
     find_candidates,
@@ -35,7 +36,6 @@ from evenpack.engine.checkpoints.files import (
     step_of,
     write_manifest,
 )
-from evenpack.engine.checkpoints.keeping import KeepPolicy, checkpoint_by_size
 from evenpack.engine.ownership import WRITER, require_owned
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError, SaveError, UnjudgedCheckpointError
@@ -44,14 +44,24 @@ from evenpack.files import fsync_directory, write_text
 log = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class WritingEngine(Protocol):
-    """The part of `deepspeed.DeepSpeedEngine` that writes its own files."""
+@dataclass(frozen=True, kw_only=True)
+class KeepPolicy:
+    """Rules for keeping checkpoints; a checkpoint is kept if any of them names it."""
 
-    checkpoint_engine: Any
-    """DeepSpeed's checkpoint engine, whose `save(state_dict, path)` writes one file."""
+    newest: int
+    """Number of newest checkpoints to keep, at least 1: the run continues from the newest."""
+    steps: frozenset[int] = frozenset()
+    """Keep the checkpoints of these steps."""
 
-    def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> Any: ...
+    def __post_init__(self) -> None:
+        if self.newest < 1:
+            raise ValueError(f"newest must be at least 1, not {self.newest}")
+
+    def kept(self, whole: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Returns the complete checkpoints of a run that are kept, by step."""
+        ascending = sorted(whole, key=lambda checkpoint: checkpoint.step)
+        steps = {checkpoint.step for checkpoint in ascending[-self.newest :]} | self.steps
+        return [checkpoint for checkpoint in ascending if checkpoint.step in steps]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +93,8 @@ class CheckpointWriter:
         self._left_alone: set[Path] = set()
         """Checkpoints of which a warning has said so."""
 
-    def save(self, engine: WritingEngine, state: TrainState) -> Checkpoint:
-        """Writes a checkpoint and returns once it is on disk under its name, on all ranks.
+    def save(self, engine: Any, state: TrainState) -> Checkpoint:
+        """Writes a checkpoint of DeepSpeed's engine, and returns once it is on disk under its name, on all ranks.
 
         Checkpoints that the policy does not keep are removed, and so are its own checkpoints of later steps: a run that
         reached this step again does not need them. Those that another process has written since stay.
@@ -114,7 +124,7 @@ class CheckpointWriter:
             raise
 
     def call_deepspeed(
-        self, engine: WritingEngine, partial: Path, state: TrainState, copy: Callable[[Any], Any] | None = None
+        self, engine: Any, partial: Path, state: TrainState, copy: Callable[[Any], Any] | None = None
     ) -> Sequence[DeferredWrite]:
         """Lets DeepSpeed save into the directory; for all ranks. Raises: SaveError if a rank cannot write.
 

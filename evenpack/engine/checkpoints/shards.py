@@ -76,12 +76,6 @@ class SavedTensors(ABC):
             module: dict[str, Tensor] = self.model_states["module"]
             return module
 
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """Persistent buffers by name; no stage divides them."""
-        with self._explained():
-            return {name: self.module[name] for name in self.model_states["buffer_names"]}
-
     def weights(self) -> dict[str, Tensor]:
         """Returns copies of all that the module saves, by name, in the module's precision.
 
@@ -260,7 +254,8 @@ class _DividedParameters(_Partitioned):
         Raises: CheckpointError if a parameter has two names, or is frozen: its values are in no file.
         """
         weights = {name: self.read(name, "fp32") for name in self.shapes}
-        weights |= {name: buffer.clone() for name, buffer in self.buffers.items()}
+        with self._explained():  # persistent buffers, which no stage divides
+            weights |= {name: self.module[name].clone() for name in self.model_states["buffer_names"]}
         others = sorted(self.module.keys() - weights.keys())
         if others:
             raise CheckpointError(

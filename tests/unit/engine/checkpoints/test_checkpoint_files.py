@@ -29,11 +29,11 @@ from evenpack.engine.checkpoints.files import (
     list_files,
     read_manifest,
     remove_checkpoint,
+    whole_by_size,
     write_manifest,
 )
-from evenpack.engine.checkpoints.keeping import KeepPolicy, whole_by_size
 from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, RunError, SaveError, UnjudgedCheckpointError

@@ -6,8 +6,7 @@ import pytest
 from test_checkpoint_files import SOLO, FileEngine, names, train_state
 
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.keeping import KeepPolicy
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 
 
 def test_those_of_named_steps_are_kept_for_ever():
