@@ -248,9 +248,10 @@ def _nothing_to_do(run: Start) -> TrainOutcome:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.steps_done, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.steps_done, run.config.training.stop_step)
-    writer = MetricsWriter(run)
-    with writer.opened():
-        writer.summarise("finished", run.steps_done, reached_accuracy=reached)
+    if run.world.is_main:
+        writer = MetricsWriter(run)
+        with writer.opened():
+            writer.summarise("finished", run.steps_done, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.steps_done, reached_accuracy=reached)
 
 

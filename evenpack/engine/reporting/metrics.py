@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -139,7 +139,7 @@ def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
     return found
 
 
-def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def save_totals(records: Sequence[dict[str, Any]], unrecorded: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Returns the costs of all saves of a run.
 
     `unrecorded`: those after whose end there was no step. The last save of an earlier start is in no record, so it is
