@@ -321,7 +321,7 @@ def _stages(
                 changes={} if index == 0 else config.stages[index - 1].changes,
                 learning_rate=one.optimizer.learning_rate,
                 shares={name: float(share) for name, share in drawn_shares(one).items()},
-                step=_step(SettledRun.as_stated(one), of_stage, ranks, run, steps),
+                step=_step(SettledRun(config=one), of_stage, ranks, run, steps),
                 memory=memories[size],
             )
         )
