@@ -29,6 +29,7 @@ from evenpack.engine.checkpoints.weights import (
     require_fitting,
     require_same_network,
     saved_model_section,
+    shapes_of,
 )
 from evenpack.engine.config import LENGTHS, RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, evaluate_model
@@ -89,7 +90,7 @@ def load_trained_model(
     model = build_model(run, torch.device("meta"))
     weights = load_model_weights(checkpoint)
     remedy = "The run file with which it was trained is in its manifest.json"
-    require_fitting(model.state_dict(), weights, origin=str(checkpoint.path), remedy=remedy)
+    require_fitting(shapes_of(model.state_dict()), shapes_of(weights), origin=str(checkpoint.path), remedy=remedy)
     require_same_network(config.model, saved_model_section(checkpoint), origin=str(checkpoint.path), remedy=remedy)
     model.load_state_dict(weights, assign=True)  # they are the model's, not copied into it
     model.requires_grad_().to(device)

@@ -125,7 +125,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     swapped = {number: states[5 - number] for number in range(6)}
     for number, (changes, message) in enumerate(
         [
-            ({"module": other}, "0.weight has shape (5, 3) there and (4, 3) here"),
+            ({"module": other}, "0.weight: expected shape (4, 3), found (5, 3)"),
             ({"module": spoiled}, "fp32 of 2.bias has numbers that are not finite"),
             ({"optimizer": OPTIMIZER.state_dict() | {"state": late}}, "of step 3, and its optimizer has counted [4]"),
             ({"optimizer": OPTIMIZER.state_dict() | {"state": swapped}}, "not in the form of DeepSpeed 0.19 at ZeRO"),
