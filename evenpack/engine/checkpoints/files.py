@@ -115,8 +115,6 @@ class Checkpoint:
     path: Path
     state: TrainState
     files: tuple[FileRecord, ...]
-    saved_at: float
-    """When its manifest was written, by `time.time`."""
 
     @property
     def step(self) -> int:
@@ -175,18 +173,17 @@ def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
     return records
 
 
-def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> float:
-    """Writes the manifest, which declares `directory` to be a complete checkpoint; returns its `saved_at`."""
+def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> None:
+    """Writes the manifest, which declares `directory` to be a complete checkpoint."""
     for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
         fsync_directory(folder)
     content = {
         "format": FORMAT,
-        "saved_at": (saved_at := time.time()),
+        "saved_at": time.time(),
         "state": state.to_json(),
         "files": [asdict(record) for record in sorted(files, key=lambda record: record.name)],
     }
     write_json(directory / MANIFEST, content | {"checksum": _content_checksum(content)})
-    return saved_at
 
 
 def read_manifest(path: Path) -> Checkpoint:
@@ -205,8 +202,7 @@ def read_manifest(path: Path) -> Checkpoint:
             raise CheckpointError(f"{MANIFEST} has checksum {found}, expected {checksum}")
         _require_no_earlier_format(path, content["format"])
         files = tuple(FileRecord(**record) for record in content["files"])
-        state = TrainState.from_json(content["state"])
-        checkpoint = Checkpoint(path=path, state=state, files=files, saved_at=content["saved_at"])
+        checkpoint = Checkpoint(path=path, state=TrainState.from_json(content["state"]), files=files)
     except FileNotFoundError as error:
         raise CheckpointError(f"{MANIFEST} is missing") from error
     except (NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:

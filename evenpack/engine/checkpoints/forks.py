@@ -85,11 +85,11 @@ def take_over(checkpoint: Checkpoint, output_dir: Path) -> Checkpoint:
                 target = folder / record.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _link_or_copy(checkpoint.path / record.name, target)
-            saved_at = write_manifest(folder, checkpoint.state, checkpoint.files)
+            write_manifest(folder, checkpoint.state, checkpoint.files)
             require_owned(output_dir)
         write_text(path.parent / LATEST, f"{path.name}\n", check=partial(require_owned, output_dir))
     log.info("the run begins with %s: its files are hard-linked, or copied, to %s", checkpoint.path, path)
-    return replace(checkpoint, path=path, saved_at=saved_at)
+    return replace(checkpoint, path=path)
 
 
 def require_same_parent(state: TrainState, run: RunSection) -> None:

@@ -149,7 +149,7 @@ class CheckpointWriter:
         final = self._directory / checkpoint_name(state.step)
         with self.explaining_failures():
             _require_files(partial, files)
-            saved_at = write_manifest(partial, state, files)
+            write_manifest(partial, state, files)
             if final.exists():
                 # No rename swaps two directories, so the old one is moved aside to where `find_candidates` finds it.
                 aside = final.with_name(hidden(final.name, REPLACED))
@@ -172,7 +172,7 @@ class CheckpointWriter:
                 if not remove_checkpoint(path, rename=self._rename):
                     log.warning("could not delete all of %s; the next save will try again", path)
         log.info("saved checkpoint %s", final)
-        return Checkpoint(path=final, state=state, files=tuple(files), saved_at=saved_at)
+        return Checkpoint(path=final, state=state, files=tuple(files))
 
     def discard(self, partial: Path) -> None:
         """Removes what was written of a failed save; for rank 0 alone."""
