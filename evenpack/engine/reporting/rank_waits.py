@@ -146,12 +146,6 @@ class Rule:
             slowdown=slowdown,
         )
 
-    def delay(self, slowdown: float) -> float:
-        """Returns the steps until a constant slowdown is named, as an expectation; infinite for one below half."""
-        shift = (1.0 - self.memory) * slowdown / self.scale
-        gains = [(one.threshold, min(shift, one.clip) - self.reference) for one in self.sums]
-        return min((threshold / gain if gain > 0 else math.inf) for threshold, gain in gains)
-
 
 class SlowTest:
     """Judges one rank in one kind, step by step."""
