@@ -52,17 +52,24 @@ class SavedTensors(ABC):
 
     @property
     @abstractmethod
-    def steps(self) -> frozenset[int]:
-        """The optimizer's counts of updates; more than one is wrong, and none means that there was no update."""
-
-    @property
-    @abstractmethod
-    def group_count(self) -> int:
-        """Number of the optimizer's groups of parameters."""
+    def _optimizers(self) -> list[dict[str, Any]]:
+        """Torch's own states of the optimizer, of each rank that has one of its own."""
 
     @abstractmethod
     def _parts(self, name: str, state: State) -> Iterator[Tensor]:
         """Yields the flattened parts of a tensor, in order."""
+
+    @property
+    def steps(self) -> frozenset[int]:
+        """The optimizer's counts of updates; more than one is wrong, and none means that there was no update."""
+        with self._explained():
+            return frozenset(int(state["step"]) for one in self._optimizers for state in one["state"].values())
+
+    @property
+    def group_count(self) -> int:
+        """Number of the optimizer's groups of parameters."""
+        with self._explained():
+            return len(self._optimizers[0]["param_groups"])
 
     @cached_property
     def model_states(self) -> dict[str, Any]:
@@ -139,18 +146,8 @@ class _WholeState(SavedTensors):
             return {name: tensor.shape for name, tensor in self.module.items()}
 
     @property
-    def steps(self) -> frozenset[int]:
-        return _steps(self._optimizer["state"].values())
-
-    @property
-    def group_count(self) -> int:
-        return len(self._optimizer["param_groups"])
-
-    @property
-    def _optimizer(self) -> dict[str, Any]:
-        with self._explained():
-            optimizer: dict[str, Any] = self.model_states["optimizer"]
-            return optimizer
+    def _optimizers(self) -> list[dict[str, Any]]:
+        return [self.model_states["optimizer"]]
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -161,7 +158,7 @@ class _WholeState(SavedTensors):
     def _parts(self, name: str, state: State) -> Iterator[Tensor]:
         tensor = self.module[name]
         if state != "fp32":
-            tensor = self._optimizer["state"][self._numbers[name]][state]
+            tensor = self._optimizers[0]["state"][self._numbers[name]][state]
         if tensor.shape != self.shapes[name]:
             raise RuntimeError(f"{state} of {name} has shape {tuple(tensor.shape)}")
         yield tensor.float().flatten()
@@ -176,14 +173,8 @@ class _Partitioned(SavedTensors):
     """The key of its part of torch's own state of the optimizer."""
 
     @property
-    def steps(self) -> frozenset[int]:
-        with self._explained():
-            return _steps(state for rank in self._ranks for state in rank[self._optimizer_key]["state"].values())
-
-    @property
-    def group_count(self) -> int:
-        with self._explained():
-            return len(self._ranks[0][self._optimizer_key]["param_groups"])
+    def _optimizers(self) -> list[dict[str, Any]]:
+        return [rank[self._optimizer_key] for rank in self._ranks]
 
     def _flat(self, rank: dict[str, Any], group: int, state: State) -> Tensor:
         """Returns a rank's vector of the masters, or of a moment, of all parameters of a group."""
@@ -298,7 +289,3 @@ def saved_tensors(checkpoint: Checkpoint) -> SavedTensors:
     if stage not in _LAYOUTS:
         raise CheckpointError(f"checkpoint {checkpoint.path} has ZeRO stage {stage}; known: {sorted(_LAYOUTS)}")
     return _LAYOUTS[stage](checkpoint)
-
-
-def _steps(states: Iterable[Mapping[str, Any]]) -> frozenset[int]:
-    return frozenset(int(state["step"]) for state in states)
