@@ -48,8 +48,7 @@ FORMAT = 2
 survive: a key of the run file renamed or given another default, another content of `TrainState`. A new key whose
 default is the earlier behaviour needs no new number (`continuation.compare_run_files`)."""
 
-_VISIBLE = re.compile(r"step_(\d{6,})")
-_REPLACED = re.compile(rf"\.step_(\d{{6,}})\.{REPLACED}")
+_CHECKPOINT = re.compile(rf"step_(\d{{6,}})|\.step_(\d{{6,}})\.{REPLACED}")
 _HIDDEN = re.compile(
     rf"\.step_\d+\.(([0-9a-f]+\.)?{PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.[0-9a-f]+\.partial|\{UNIVERSAL}"
 )
@@ -138,17 +137,15 @@ def find_candidates(directory: Path) -> list[Path]:
 
     Raises: UnjudgedCheckpointError if the directory cannot be read.
     """
-    found: dict[int, Path] = {}
-    for pattern in (_REPLACED, _VISIBLE):  # a visible name has precedence over the one moved aside
-        steps = {path: _step_in_name(path, pattern) for path in _children(directory)}
-        found |= {step: path for path, step in steps.items() if step is not None}
+    # Hidden names come first, so that a visible one has precedence over the one that was moved aside.
+    found = {step: path for path in _children(directory) if (step := step_of(path)) is not None}
     return [found[step] for step in sorted(found, reverse=True)]
 
 
 def step_of(path: Path) -> int | None:
     """Returns the step in the name of a checkpoint; None for other files."""
-    step = _step_in_name(path, _VISIBLE)
-    return _step_in_name(path, _REPLACED) if step is None else step
+    match = _CHECKPOINT.fullmatch(path.name)
+    return None if match is None else int(match[1] or match[2])
 
 
 def find_leftovers(directory: Path) -> list[Path]:
@@ -317,12 +314,8 @@ def _require_no_earlier_format(path: Path, found: int) -> None:
         )
 
 
-def _step_in_name(path: Path, pattern: re.Pattern[str]) -> int | None:
-    match = pattern.fullmatch(path.name)
-    return None if match is None else int(match[1])
-
-
 def _children(directory: Path) -> list[Path]:
+    """Returns what the directory holds, by name; nothing if there is none."""
     with suppress(FileNotFoundError, NotADirectoryError), leaving_alone(directory):
         return sorted(directory.iterdir())
     return []
