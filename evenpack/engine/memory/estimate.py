@@ -90,7 +90,7 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
         max_positions=config.max_positions,
         slots=size.slots,
         head_rows=size.head_rows,
-        number_bytes=_number_bytes(config),
+        number_bytes=FP32_BYTES if config.training.precision == "fp32" else BF16_BYTES,
         accumulates=config.training.micro_batches(ranks) > 1,
         state=state_bytes(config.deepspeed.zero_stage, state, settings),
     )
@@ -114,10 +114,6 @@ def _state_sizes(config: RunConfig, *, vocabulary_size: int, ranks: int) -> Stat
         largest_group=largest_group,
         ranks=ranks,
     )
-
-
-def _number_bytes(config: RunConfig) -> int:
-    return FP32_BYTES if config.training.precision == "fp32" else BF16_BYTES
 
 
 def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
