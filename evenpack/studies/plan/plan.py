@@ -19,7 +19,6 @@ from evenpack.data.order.assignment import StepAssignment
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.memory.estimate import RunMemory, run_memory
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.data_facts import AverageItem, drawn_shares, order_of
 from evenpack.engine.resolving.resolve import ResolvedRun
@@ -31,6 +30,7 @@ from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
 from evenpack.studies.lengths.statistics import LengthStatistics, length_statistics
 from evenpack.studies.plan.data import RunData, settled_data
+from evenpack.studies.plan.memory import RunMemory, run_memory
 from evenpack.studies.plan.options import PlanOptions
 from evenpack.studies.plan.rates import Rate, rate_of_cost_model, rate_of_device, timed_rate
 from evenpack.units import counted

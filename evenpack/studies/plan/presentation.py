@@ -7,8 +7,9 @@ from rich.console import RenderableType
 
 from evenpack.console import pairs, percent, text
 from evenpack.engine.config import CHINCHILLA_RATIO
-from evenpack.engine.memory.estimate import FREE_SHARE, RunMemory
+from evenpack.engine.memory.estimate import FREE_SHARE
 from evenpack.studies.columns import Column, table_of
+from evenpack.studies.plan.memory import RunMemory
 from evenpack.studies.plan.plan import TRAINING_FLOPS, Hours, PlannedData, PlannedStep, RunPlan
 from evenpack.units import counted
 

@@ -6,16 +6,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
-from run_files import changed, pair_run_values, run_config, run_values
+from run_files import changed, run_config, run_values
 
-from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
-from evenpack.engine.memory.estimate import RunMemory, micro_batch_size, run_memory, training_memory, with_micro_batch
+from evenpack.engine.memory.estimate import micro_batch_size, training_memory
 from evenpack.engine.resolving.data_facts import AverageItem
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
+from evenpack.studies.plan.memory import RunMemory, run_memory, with_micro_batch
 from evenpack.studies.plan.presentation import memory_shown
 
 VOCABULARY, RANKS = 50_257, 8
@@ -92,55 +91,10 @@ def test_nothing_is_guessed_of_a_device_whose_memory_is_not_known(device: Device
     assert ("gh200 is sold with several sizes of memory" in shown) == (device is not None)
 
 
-def test_sizes_follow_the_layout_and_the_objective() -> None:
-    assert micro_batch_size(config_of(), ITEM).slots == 8 * 1024
+def test_average_items_are_said_to_be_average() -> None:
     unpadded = memory_of(config_of(training={"layout": "unpadded"}))
     assert (unpadded.size.slots, unpadded.size.head_rows) == (8 * 1000, 8 * 1000)
     assert "average packs" in unpadded.notes[0]
-    assert micro_batch_size(config_of(training={"layout": "padded"}), ITEM).slots == 8 * 2 * 1024
-
-
-@pytest.mark.parametrize(
-    ("masking", "lengths", "rows"),
-    [
-        ({"share": 0.25, "max_predictions": 256}, [256] * 4, 8 * 256),  # each below the maximum: the share decides
-        ({"share": 0.25, "max_predictions": 50}, [256] * 4, 8 * 200),  # each at the maximum
-        ({"share": 0.25, "max_predictions": 50}, [1024], 8 * 50),
-        ({"share": 0.25, "max_predictions": 50}, [300, 300, 300, 124], 8 * 200),  # 181 and less in each pack
-    ],
-)
-def test_the_most_predictions_of_a_sequence_are_not_those_of_a_pack(
-    masking: dict[str, Any], lengths: list[int], rows: int
-) -> None:
-    """What is estimated is never less than what sequences of a pack predict, and never more than their maxima."""
-    item = AverageItem(sequences=Fraction(len(lengths)), tokens=Fraction(sum(lengths)), row_slots=1024)
-    sizes = {"max_sequence_length": 1024}
-    training = {"packs_per_step": 512, "packs_per_micro_batch": 8}
-    drawn_again = {"data": {"recipe": sizes, "pack_length": 1024}, "masking": masking}  # refused if it would be cut
-    stored = {"data": {"recipe": {**sizes, "static_masks": masking}, "pack_length": 1024}}
-    for sections in (drawn_again, stored) if masking["max_predictions"] == 256 else (stored,):
-        values = pair_run_values("bert", Path("never_written"), training=training, **sections)
-        values["data"]["recipe"] = {"kind": "sentence_pairs", **values["data"]["recipe"]}
-        config = run_config(values)
-        assert micro_batch_size(config, item).head_rows == rows
-        predicted = masked_count(np.array(lengths), config.mask_limits)
-        assert 8 * predicted.sum() <= rows
-
-
-def test_pairs_that_came_with_masks_predict_as_many_as_their_recipe_allows() -> None:
-    training = {"packs_per_step": 512, "packs_per_micro_batch": 8}
-    values = pair_run_values("bert", Path("never_written"), training=training)
-    values["data"] |= {
-        "recipe": {"kind": "masked_pairs", "max_sequence_length": 512, "max_predictions": 20},
-        "sources": {"shards": {"kind": "hdf5", "path": "never_written"}},
-        "tokenizer": {"kind": "bert", "path": "never_written"},
-        "pack_length": 512,
-    }
-    config = run_config(values)
-    item = AverageItem(sequences=Fraction(1), tokens=Fraction(512), row_slots=512)
-    assert micro_batch_size(config, item).head_rows == 8 * 20
-    many = AverageItem(sequences=Fraction(100), tokens=Fraction(500), row_slots=512)
-    assert micro_batch_size(config, many).head_rows == 8 * 100, "each sequence has at least one"
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
