@@ -11,6 +11,7 @@ disk does not even take its report gives it in `finish`, which is collective.
 import copy
 import errno
 import os
+import shutil
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ from torch import Tensor, UntypedStorage
 
 from evenpack.engine.activity import doing, saving
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
-from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrite
+from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrites
 from evenpack.errors import SaveError
 from evenpack.files import read_json_object, write_json
 
@@ -196,7 +197,7 @@ class _Flight:
     writer: CheckpointWriter
     state: TrainState
     partial: Path
-    writes: Sequence[DeferredWrite]
+    writes: DeferredWrites
     others: Sequence[int]
     """The ranks beside rank 0 that write."""
     started: float
@@ -251,14 +252,14 @@ class _Flight:
         files: list[FileRecord] = []
         try:
             with self.writer.explaining_failures():
-                for one in self.writes:
-                    one.write()
+                for path, write in self.writes.items():
+                    write()
                     doing.tick()
-                    files += commit_files(self.partial, [one.path.relative_to(self.partial).as_posix()])
+                    files += commit_files(self.partial, [path.relative_to(self.partial).as_posix()])
         except SaveError as error:
-            for one in self.writes:  # gives room to the report
+            for path in self.writes:  # gives room to the report
                 with suppress(OSError):
-                    one.path.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
             return RankReport(files=(), problem=str(error))
         return RankReport(files=tuple(files), problem=None)
 
@@ -270,7 +271,7 @@ class _Flight:
             with saving():
                 return self.writer.publish(self.partial, self.state, self._all_files(reports))
         except SaveError as error:
-            self.writer.discard(self.partial)
+            shutil.rmtree(self.partial, ignore_errors=True)
             return error
 
     def _all_files(self, reports: Sequence[RankReport]) -> list[FileRecord]:

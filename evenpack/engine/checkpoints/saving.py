@@ -9,7 +9,7 @@ import logging
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,9 @@ from evenpack.files import fsync_directory, write_text
 
 log = logging.getLogger(__name__)
 
+DeferredWrites = Mapping[Path, Callable[[], object]]
+"""Files that are to be written, and what writes each of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeepPolicy:
@@ -62,14 +65,6 @@ class KeepPolicy:
         ascending = sorted(whole, key=lambda checkpoint: checkpoint.step)
         steps = {checkpoint.step for checkpoint in ascending[-self.newest :]} | self.steps
         return [checkpoint for checkpoint in ascending if checkpoint.step in steps]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeferredWrite:
-    """A file that is to be written."""
-
-    path: Path
-    write: Callable[[], Any]
 
 
 class CheckpointWriter:
@@ -120,12 +115,12 @@ class CheckpointWriter:
             self.world.on_main(lambda: self._begin(partial))
             yield partial
         except SaveError:
-            self.world.on_main(lambda: self.discard(partial))
+            self.world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
             raise
 
     def call_deepspeed(
         self, engine: Any, partial: Path, state: TrainState, copy: Callable[[Any], Any] | None = None
-    ) -> Sequence[DeferredWrite]:
+    ) -> DeferredWrites:
         """Lets DeepSpeed save into the directory; for all ranks. Raises: SaveError if a rank cannot write.
 
         Args:
@@ -174,10 +169,6 @@ class CheckpointWriter:
         log.info("saved checkpoint %s", final)
         return Checkpoint(path=final, state=state, files=tuple(files))
 
-    def discard(self, partial: Path) -> None:
-        """Removes what was written of a failed save; for rank 0 alone."""
-        shutil.rmtree(partial, ignore_errors=True)
-
     def _begin(self, partial: Path) -> None:
         with self.explaining_failures():
             self._require_owned()
@@ -221,7 +212,8 @@ class CheckpointWriter:
                 self._leave_alone(path, str(error))
                 kept.append(path)
             else:
-                whole += [found] if self._is_of_this_run(found, step) else []
+                # It lies on the way to this step, unlike one that the resume has passed over.
+                whole += [found] if found.step <= step and self._is_known(found, step) else []
         kept += [checkpoint.path for checkpoint in self._policy.kept(whole)]
         obsolete = sorted({*leftovers, *candidates} - {*kept})
         return obsolete, max(kept, key=lambda path: step_of(path) or 0)
@@ -234,10 +226,6 @@ class CheckpointWriter:
     def _is_foreign(self, unknown: Checkpoint) -> bool:
         """Returns whether a checkpoint is another process's: it is complete, other than one that was passed over."""
         return unknown.path in self._left_alone or find_wrong_content(unknown, unknown.files) is None
-
-    def _is_of_this_run(self, found: Checkpoint, step: int) -> bool:
-        """Returns whether a checkpoint lies on the way to this step: one that the resume has passed over does not."""
-        return found.step <= step and self._is_known(found, step)
 
     def _leave_alone(self, path: Path, reason: str) -> None:
         if path not in self._left_alone:
