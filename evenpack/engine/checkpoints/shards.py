@@ -84,9 +84,13 @@ class SavedTensors(ABC):
             return module
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns copies of all that the module saves, by name, in the module's precision.
+        """Returns copies of all that the module saves, by name, in the module's precision; complete on every rank.
 
-        Raises: CheckpointError if the files do not hold it.
+        Up to ZeRO 2 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
+        weights, which is never read, as the file is memory-mapped. At ZeRO 3 weights are put together from the files of
+        all ranks.
+
+        Raises: CheckpointError if a file is missing or was not written by DeepSpeed.
         """
         with self._explained(self._model_file):
             return {name: tensor.clone() for name, tensor in self.module.items()}
@@ -208,14 +212,10 @@ class _FlatGroups(_Partitioned):
         Raises: CheckpointError as above, or if the two differ: they are equal at every precision of evenpack.
         """
         tensor = super().read(name, state)
-        if state == "fp32":
-            self._require_equal_weights(name, tensor)
-        return tensor
-
-    def _require_equal_weights(self, name: str, masters: Tensor) -> None:
+        if state != "fp32":
+            return tensor
         with self._explained():
-            weights = self.module[name]
-            is_equal = torch.allclose(masters, weights, rtol=0.0, atol=0.0, equal_nan=True)
+            is_equal = torch.allclose(tensor, self.module[name], rtol=0.0, atol=0.0, equal_nan=True)
         if not is_equal:
             raise CheckpointError(
                 f"checkpoint {self.checkpoint.path}: the optimizer's FP32 copy of {name} is not equal to the model's "
@@ -224,6 +224,7 @@ class _FlatGroups(_Partitioned):
                 f"older one, or start a new run from the weights, which {WHOLE_WEIGHTS} holds "
                 "(training.initialize_from)"
             )
+        return tensor
 
     def _parts(self, name: str, state: State) -> Iterator[Tensor]:
         for rank in self._ranks:

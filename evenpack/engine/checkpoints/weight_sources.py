@@ -12,7 +12,8 @@ from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest
 from evenpack.data.verification import require_verified
 from evenpack.engine.checkpoints.files import CHECKPOINTS, MANIFEST, Checkpoint
 from evenpack.engine.checkpoints.loading import newest_whole, whole
-from evenpack.engine.checkpoints.weights import load_model_weights, saved_model_section
+from evenpack.engine.checkpoints.shards import saved_tensors
+from evenpack.engine.checkpoints.weights import saved_model_section
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, NotPreparedError
 from evenpack.models.build import Model
@@ -82,7 +83,7 @@ class OwnCheckpoint(DescribedWeights):
         return prepared / TOKENIZER_FOLDER
 
     def read_described(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
-        return saved_model_section(self.checkpoint), load_model_weights(self.checkpoint)
+        return saved_model_section(self.checkpoint), saved_tensors(self.checkpoint).weights()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Reads the model's weights out of a checkpoint, without DeepSpeed, and compares them with a model."""
+"""Compares the weights of a checkpoint, and the section of their model, with a model."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,7 +6,6 @@ from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.errors import CheckpointError
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.families import config_of
@@ -16,19 +15,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _MOST_LINES = 24
 """Lines of differences to show; a model of other layers differs in hundreds of tensors."""
-
-
-def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Returns the module's state dict on the CPU, by parameter name; complete on every rank.
-
-    Up to ZeRO 2 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
-    weights: the file is memory-mapped, so that it is never read. At ZeRO 3 they are put together from the files of all
-    ranks. No code in a file is run.
-
-    Raises: CheckpointError if a file is missing or was not written by DeepSpeed, or if a parameter was saved at ZeRO 3
-    under two names.
-    """
-    return saved_tensors(checkpoint).weights()
 
 
 def saved_model_section(checkpoint: Checkpoint) -> TransformerConfig:
