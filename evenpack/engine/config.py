@@ -38,9 +38,6 @@ from evenpack.units import (
 LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
 """Keys of `training:` that give the length of a run; a run file has exactly one of them."""
 
-CHINCHILLA_RATIO = 20
-"""Tokens per parameter for about the lowest loss at a given number of operations (Hoffmann et al. 2022)."""
-
 StepSpan = int | tuple[int, int]
 """A step, counted from 1, or a first and a last step."""
 

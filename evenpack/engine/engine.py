@@ -69,7 +69,7 @@ class TrainingEngine:
         self.world = world
         self.denominators = denominators
         self.sharding = config.deepspeed.sharding
-        self.observer: Callable[[Phase], None] = _nobody
+        self.observer: Callable[[Phase], None] = lambda _: None
         """Called at the end of each phase, when the host has issued its work; a device may still be computing."""
         self.micro_batches: int = settings["gradient_accumulation_steps"]
         """Micro-batches of each rank in the step that was computed last, or in the first one."""
@@ -248,10 +248,6 @@ class Stopwatch:
         the calling thread's seconds would be too few, and the clock of a thread that may end cannot be read safely.
         """
         return self._cpu_stopped - self._cpu_started if self._events is None else self.seconds()
-
-
-def _nobody(_phase: Phase) -> None:
-    """Observes nothing."""
 
 
 def dropout_seed(run_seed: int, step: int, slot: int) -> int:

@@ -79,13 +79,12 @@ def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
     `max_predictions` of each of its sequences.
     """
     training = config.training
-    if training.layout == "packed":
-        each = Fraction(item.row_slots)
-    elif training.layout == "unpadded":
-        each = item.tokens
-    else:
-        each = item.sequences * config.data.recipe.max_sequence_length
-    slots = math.ceil(training.items_per_micro_batch * each)
+    slots_of_an_item = {
+        "packed": Fraction(item.row_slots),
+        "unpadded": item.tokens,
+        "padded": item.sequences * config.data.recipe.max_sequence_length,
+    }
+    slots = math.ceil(training.items_per_micro_batch * slots_of_an_item[training.layout])
     if family_of(config.model).objective == "next_tokens":
         return MicroBatchSize(slots=slots, head_rows=slots)
     masking = config.mask_limits

@@ -43,13 +43,9 @@ class Metric:
     when: str
     """Which records have it."""
 
-    @property
-    def path(self) -> Path:
-        return tuple(self.name.split("/"))
-
     def is_named(self, path: Path) -> bool:
         """Returns whether the value at `path` of a record is this metric."""
-        mine = self.path
+        mine = self.name.split("/")
         return len(path) == len(mine) and all(
             key in (*_PLACEHOLDERS, found) for key, found in zip(mine, path, strict=True)
         )

@@ -14,7 +14,7 @@ The run file is checked against this package, so torch is imported only where it
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -70,8 +70,6 @@ class Sharding(ABC):
     """Whether a forward pass gathers parameters, so that it must be called on every rank equally often."""
     updates_whole_tensors: ClassVar[bool]
     """Whether the optimizer has the model's complete tensors: LAMB's trust ratios are norms of complete tensors."""
-    clips: ClassVar[Literal["evenpack", "DeepSpeed"]]
-    """The program that clips the gradients."""
 
     @abstractmethod
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
@@ -129,7 +127,6 @@ class Replicated(Sharding):
     balances_each_micro_batch = False
     gathers_parameters = False
     updates_whole_tensors = True
-    clips = "evenpack"
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         # Without the key DeepSpeed would clip at 1.0; its own clipping makes the host wait for the device.
@@ -162,7 +159,6 @@ class PartitionedOptimizer(Sharding):
     balances_each_micro_batch = False
     gathers_parameters = False
     updates_whole_tensors = False
-    clips = "DeepSpeed"
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         return {"gradient_clipping": gradient_clipping or 0.0, "zero_optimization": {"stage": self.stage}}

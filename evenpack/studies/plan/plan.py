@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.assignment import StepAssignment
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
-from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig
+from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.data_facts import AverageItem, drawn_shares, order_of
@@ -37,6 +37,9 @@ from evenpack.units import counted
 from evenpack.visible_pairs import total_pairs_within
 
 log = logging.getLogger(__name__)
+
+CHINCHILLA_RATIO = 20
+"""Tokens per parameter for about the lowest loss at a given number of operations (Hoffmann et al. 2022)."""
 
 TRAINING_FLOPS = 6
 """Operations per parameter and token of training: forward, and backward of twice that (Kaplan et al. 2020, 2.1)."""
@@ -515,7 +518,8 @@ def _clipping(config: RunConfig) -> str:
     norm = config.training.gradient_clipping
     if norm is None:
         return "off"
-    return f"to a norm of {norm:g}, by {config.deepspeed.sharding.clips}"
+    by_deepspeed = config.deepspeed.sharding.deepspeed_settings(norm)["gradient_clipping"] > 0.0
+    return f"to a norm of {norm:g}, by {'DeepSpeed' if by_deepspeed else 'evenpack'}"
 
 
 def _initial_weights(path: Path | None) -> str | None:

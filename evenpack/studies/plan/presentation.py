@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from evenpack.console import pairs, percent, text
-from evenpack.engine.config import CHINCHILLA_RATIO
 from evenpack.engine.memory.estimate import FREE_SHARE
 from evenpack.studies.columns import Column, table_of
 from evenpack.studies.plan.memory import RunMemory
-from evenpack.studies.plan.plan import TRAINING_FLOPS, Hours, PlannedData, PlannedStep, RunPlan
+from evenpack.studies.plan.plan import CHINCHILLA_RATIO, TRAINING_FLOPS, Hours, PlannedData, PlannedStep, RunPlan
 from evenpack.units import counted
 
 _ROW_MULTIPLE = 16
