@@ -27,7 +27,7 @@ from torch import Tensor, UntypedStorage
 
 from evenpack.engine.activity import doing, saving
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
-from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrites
+from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrites, WritingEngine
 from evenpack.errors import SaveError
 from evenpack.files import read_json_object, write_json
 
@@ -79,7 +79,7 @@ class BackgroundWriter:
         self._is_over = True
         self._is_taken = True
 
-    def begin(self, engine: Any, state: TrainState) -> None:
+    def begin(self, engine: WritingEngine, state: TrainState) -> None:
         """Copies the state and returns; it may change then. An earlier save is finished first.
 
         Raises: SaveError on every rank alike if it cannot be copied, or the directory cannot be made.
@@ -190,7 +190,7 @@ class HostCopies:
         return self._buffers[index]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Flight:
     """The save in flight, as seen by one rank."""
 
@@ -202,12 +202,12 @@ class _Flight:
     """The ranks beside rank 0 that write."""
     started: float
     """When the save began, by `time.perf_counter`."""
-    report: Future[RankReport] = field(default_factory=Future)
+    report: Future[RankReport] = field(default_factory=Future, init=False)
     """What this rank has written; its report file exists then, unless the disk is full."""
-    published: Future[EndedSave] = field(default_factory=Future)
+    published: Future[EndedSave] = field(default_factory=Future, init=False)
     """Set on rank 0 alone."""
-    _reports: Sequence[RankReport] = ()
-    _told: threading.Event = field(default_factory=threading.Event)
+    _reports: Sequence[RankReport] = field(default=(), init=False)
+    _told: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
         self._world = self.writer.world

@@ -137,7 +137,7 @@ def find_candidates(directory: Path) -> list[Path]:
 
     Raises: UnjudgedCheckpointError if the directory cannot be read.
     """
-    # Hidden names come first, so that a visible one has precedence over the one that was moved aside.
+    # In the order of names hidden ones come first: a visible one has precedence over the one that was moved aside.
     found = {step: path for path in _children(directory) if (step := step_of(path)) is not None}
     return [found[step] for step in sorted(found, reverse=True)]
 

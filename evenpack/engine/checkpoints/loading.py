@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.files import (
@@ -30,6 +30,18 @@ from evenpack.errors import CheckpointError, UnjudgedCheckpointError
 from evenpack.units import counted
 
 log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class LoadableEngine(Protocol):
+    """The part of `deepspeed.DeepSpeedEngine` that reads its own files."""
+
+    optimizer: Any
+    """Object with torch's `param_groups`."""
+
+    def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]: ...
+
+    def zero_optimization_stage(self) -> int: ...
 
 
 def newest_whole(directory: Path, world: World) -> Checkpoint | None:
@@ -85,7 +97,7 @@ def whole(path: Path, world: World) -> Checkpoint:
     return checkpoint
 
 
-def load_checkpoint(engine: Any, checkpoint: Checkpoint, world: World) -> None:
+def load_checkpoint(engine: LoadableEngine, checkpoint: Checkpoint, world: World) -> None:
     """Loads a complete checkpoint into DeepSpeed's engine: weights, optimizer and DeepSpeed's own counters.
 
     One of another ZeRO stage, or from ZeRO 1 on of another number of ranks, is converted first (`universal.py`).
@@ -138,7 +150,7 @@ def _explained(checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def _needs_conversion(engine: Any, checkpoint: Checkpoint, world: World) -> bool:
+def _needs_conversion(engine: LoadableEngine, checkpoint: Checkpoint, world: World) -> bool:
     stage, saved = engine.zero_optimization_stage(), checkpoint.state
     return saved.zero_stage != stage or (stage > 0 and saved.world_size != world.size)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints.files import (
@@ -45,6 +45,16 @@ log = logging.getLogger(__name__)
 
 DeferredWrites = Mapping[Path, Callable[[], object]]
 """Files that are to be written, and what writes each of them."""
+
+
+@runtime_checkable
+class WritingEngine(Protocol):
+    """The part of `deepspeed.DeepSpeedEngine` that writes its own files."""
+
+    checkpoint_engine: Any
+    """DeepSpeed's checkpoint engine, whose `save(state_dict, path)` writes one file."""
+
+    def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +98,7 @@ class CheckpointWriter:
         self._left_alone: set[Path] = set()
         """Checkpoints of which a warning has said so."""
 
-    def save(self, engine: Any, state: TrainState) -> Checkpoint:
+    def save(self, engine: WritingEngine, state: TrainState) -> Checkpoint:
         """Writes a checkpoint of DeepSpeed's engine, and returns once it is on disk under its name, on all ranks.
 
         Checkpoints that the policy does not keep are removed, and so are its own checkpoints of later steps: a run that
@@ -119,7 +129,7 @@ class CheckpointWriter:
             raise
 
     def call_deepspeed(
-        self, engine: Any, partial: Path, state: TrainState, copy: Callable[[Any], Any] | None = None
+        self, engine: WritingEngine, partial: Path, state: TrainState, copy: Callable[[Any], Any] | None = None
     ) -> DeferredWrites:
         """Lets DeepSpeed save into the directory; for all ranks. Raises: SaveError if a rank cannot write.
 

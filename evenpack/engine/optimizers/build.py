@@ -68,6 +68,7 @@ def _muon(model: nn.Module, section: MuonSection, fused: bool) -> torch.optim.Op
     parts = {id(parameter): matrices[name] for name, parameter in model.named_parameters() if name in matrices}
     decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
     groups = [group for group in [*_by_parts(decaying, parts), others] if group["params"]]
+    # Groups without parts are AdamW's.
     of_matrices = [group | {"momentum": section.momentum} for group in groups if group.get("parts")]
     return Muon(
         [*(group for group in groups if not group.get("parts")), *of_matrices],

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -32,6 +32,21 @@ _SUMMARISE = (
 )
 
 
+class SaveCost(TypedDict):
+    """The cost of one save, in seconds of rank 0: the values of `checkpoint` in a step's record."""
+
+    step: int
+    """The step after which it was saved."""
+    pause_seconds: float
+    """Time for which training stood still."""
+    seconds: NotRequired[float]
+    """Time until it was complete on disk, and obsolete ones were removed."""
+    bytes: NotRequired[int]
+    """Size of all its files."""
+    failed: NotRequired[int]
+    """1 in place of these two if it could not be written."""
+
+
 class MetricsWriter(Part):
     """Records each step of a run, on rank 0."""
 
@@ -42,7 +57,7 @@ class MetricsWriter(Part):
 
     def __init__(self, run: Start) -> None:
         self._run = run
-        self._saves: deque[dict[str, Any]] = deque()
+        self._saves: deque[SaveCost] = deque()
         """Saves that are in no record yet."""
         self._evaluation_started = 0.0
         self._evaluation_seconds: float | None = None
@@ -72,8 +87,8 @@ class MetricsWriter(Part):
         """Flushes the metrics to disk; called before a checkpoint of this step is saved."""
         self._metrics.commit()
 
-    def note_save(self, cost: dict[str, Any]) -> None:
-        """Puts what a save has cost, the values of `checkpoint`, into the next record that has none."""
+    def note_save(self, cost: SaveCost) -> None:
+        """Puts what a save has cost into the next record that has none."""
         self._saves.append(cost)
 
     def ending(self, step: Step) -> None:

@@ -55,7 +55,11 @@ class ProgressLine(Part):
             losses = ", ".join(f"{source} {found.loss:.4f}" for source, found in step.evaluations.items())
             self._progress.note(f"step {step.steps_done}  validation {kind}, {losses}")
 
-    saving, saved = evaluating, evaluated
+    def saving(self, step: Step) -> None:
+        self._pause.enter_context(self._progress.paused())
+
+    def saved(self, step: Step) -> None:
+        self._pause.close()
 
 
 class StepActivities(Part):

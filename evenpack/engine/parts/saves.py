@@ -9,7 +9,7 @@ from evenpack.engine.activity import doing
 from evenpack.engine.build import TrainingRun
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.parts.metrics_writer import MetricsWriter
+from evenpack.engine.parts.metrics_writer import MetricsWriter, SaveCost
 from evenpack.engine.parts.part import Part, Step
 from evenpack.errors import SaveError
 
@@ -83,7 +83,7 @@ class Saves(Part):
     def _note(self, result: Checkpoint | SaveError, *, seconds: float) -> None:
         if not self._run.start.world.is_main:
             return
-        cost = {"step": self._step, "pause_seconds": self._pause_seconds}
+        cost: SaveCost = {"step": self._step, "pause_seconds": self._pause_seconds}
         if isinstance(result, SaveError):
             log.warning("step %d has no checkpoint, and the run goes on without it: %s", self._step, result)
             cost["failed"] = 1

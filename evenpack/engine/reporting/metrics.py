@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -47,24 +47,24 @@ class MetricsLog:
         """
         require_owned(path.parent)
         with explained(path, action="read or written"):
-            found = [(record["step"], line) for line, record in _whole_records(path)] if path.exists() else []
+            found = [record["step"] for _, record in _whole_records(path)] if path.exists() else []
             if found and step == begun_at:
                 path.replace(kept := _free_name(path))
                 log.warning(
                     "the run begins after step %d, so %s of an earlier start is kept as %s", step, path, kept.name
                 )
                 found = []
-            lines = [line for number, line in found if number <= step]
+            kept_lines = (line for line, record in _whole_records(path) if record["step"] <= step) if found else ()
             path.parent.mkdir(parents=True, exist_ok=True)
             with ExitStack() as opened:
                 with atomic_path(path, check=partial(require_owned, path.parent)) as temporary:
                     with temporary.open("wb") as file:
-                        file.writelines(lines)
+                        file.writelines(kept_lines)
                     resumed = opened.enter_context(cls(temporary, gets_name=path))
                 opened.pop_all()
-        if len(lines) < len(found):
-            log.info("truncated %s to step %d: %d records removed", path, step, len(found) - len(lines))
-        logged = {number for number, _ in found if begun_at < number <= step}
+        if removed := sum(number > step for number in found):
+            log.info("truncated %s to step %d: %d records removed", path, step, removed)
+        logged = {number for number in found if begun_at < number <= step}
         if missing := step - begun_at - len(logged):
             log.warning("%s lacks %d steps before the checkpoint: totals in summary.json leave them out", path, missing)
         return resumed
@@ -147,7 +147,7 @@ def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
     return found
 
 
-def save_totals(records: Sequence[dict[str, Any]], unrecorded: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def save_totals(records: Sequence[dict[str, Any]], unrecorded: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the costs of all saves of a run.
 
     `unrecorded`: those after whose end there was no step. The last save of an earlier start is in no record, so it is

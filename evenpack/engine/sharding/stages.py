@@ -14,7 +14,7 @@ The run file is checked against this package, so torch is imported only where it
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,21 +27,18 @@ BUCKET_SIZE = 32 * 2**20
 """Gradients that are reduced at once, as a number: 128 MB, so that a ring's latency is small beside its transfer."""
 
 
-class GradientReduction:
-    """The mean of a model's gradients over the ranks, once a step; nothing here waits for the device.
+class GradientReduction(ABC):
+    """The mean of a model's gradients over the ranks, once a step; nothing here waits for the device."""
 
-    This one leaves it to DeepSpeed, which reduces in each backward pass.
-    """
-
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027 - only some stages have something to do
         """Is called before the last backward pass of a step: a gradient that it has computed is the rank's own part."""
 
+    @abstractmethod
     def finish(self) -> "Tensor | None":
         """Replaces the gradients by their mean over ranks, for what is computed afterwards.
 
         Returns: the norm of this rank's own part before that, or None if it never has one.
         """
-        return None
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,13 @@ class _AfterBackward(GradientReduction):
         return norm
 
 
+class _WithinBackward(GradientReduction):
+    """DeepSpeed reduces in each backward pass."""
+
+    def finish(self) -> "Tensor | None":
+        return None
+
+
 class Sharding(ABC):
     """One ZeRO stage; holds no state."""
 
@@ -70,6 +74,8 @@ class Sharding(ABC):
     """Whether a forward pass gathers parameters, so that it must be called on every rank equally often."""
     updates_whole_tensors: ClassVar[bool]
     """Whether the optimizer has the model's complete tensors: LAMB's trust ratios are norms of complete tensors."""
+    clips: ClassVar[Literal["evenpack", "DeepSpeed"]]
+    """The program that clips the gradients."""
 
     @abstractmethod
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
@@ -127,6 +133,7 @@ class Replicated(Sharding):
     balances_each_micro_batch = False
     gathers_parameters = False
     updates_whole_tensors = True
+    clips = "evenpack"
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         # Without the key DeepSpeed would clip at 1.0; its own clipping makes the host wait for the device.
@@ -159,6 +166,7 @@ class PartitionedOptimizer(Sharding):
     balances_each_micro_batch = False
     gathers_parameters = False
     updates_whole_tensors = False
+    clips = "DeepSpeed"
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         return {"gradient_clipping": gradient_clipping or 0.0, "zero_optimization": {"stage": self.stage}}
@@ -181,7 +189,7 @@ class PartitionedGradients(PartitionedOptimizer):
     balances_each_micro_batch = True
 
     def reduction(self, deepspeed: Any, model: "nn.Module", world: "World") -> GradientReduction:
-        return GradientReduction()
+        return _WithinBackward()
 
 
 class PartitionedParameters(PartitionedGradients):

@@ -518,8 +518,7 @@ def _clipping(config: RunConfig) -> str:
     norm = config.training.gradient_clipping
     if norm is None:
         return "off"
-    by_deepspeed = config.deepspeed.sharding.deepspeed_settings(norm)["gradient_clipping"] > 0.0
-    return f"to a norm of {norm:g}, by {'DeepSpeed' if by_deepspeed else 'evenpack'}"
+    return f"to a norm of {norm:g}, by {config.deepspeed.sharding.clips}"
 
 
 def _initial_weights(path: Path | None) -> str | None:

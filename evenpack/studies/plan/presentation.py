@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from evenpack.console import pairs, percent, text
 from evenpack.engine.memory.estimate import FREE_SHARE
-from evenpack.studies.columns import Column, table_of
+from evenpack.studies.columns import Column, table_of, wide_table_of
 from evenpack.studies.plan.memory import RunMemory
 from evenpack.studies.plan.plan import CHINCHILLA_RATIO, TRAINING_FLOPS, Hours, PlannedData, PlannedStep, RunPlan
 from evenpack.units import counted
@@ -169,15 +169,15 @@ def memory_shown(found: RunMemory, *, batching: str) -> Iterator[RenderableType]
     size, peak = found.size, found.memory.peak
     scale, unit = (1e-9, "GB") if peak.total >= 1e9 else (1e-6, "MB")
     columns = (
-        Column("phase"),
+        Column("phase", lambda phase: f"{phase.phase} (peak)" if phase is peak else phase.phase),
         *(Column(part, form=",.2f", scale=scale) for part in _PARTS_OF_MEMORY),
-        Column("", lambda phase: "peak" if phase is peak else ""),
     )
-    title = (
-        f"Memory of one rank of {found.ranks:,}, estimated for a GPU, in {unit}: {found.items_per_micro_batch:,} "
-        f"{batching}, {size.slots:,} slots, {size.head_rows:,} rows of logits"
+    title = f"Memory of one rank of {found.ranks:,}, estimated for a GPU, in {unit}"
+    yield wide_table_of(found.memory.phases, columns, title=title)
+    yield text(
+        f"A micro-batch is {found.items_per_micro_batch:,} {batching}: {size.slots:,} slots, "
+        f"{size.head_rows:,} rows of logits."
     )
-    yield table_of(found.memory.phases, columns, title=title)
     if lines := [*_what_fits(found, batching), *(f"Note: {note}" for note in found.notes)]:
         yield text("\n".join(lines))
 
