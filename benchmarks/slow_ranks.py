@@ -49,6 +49,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from forked_ranks import run_ranks
 from run_files import prepared, run_config, run_values, text_sources
+from waiting_ranks import expected_delay
 
 RANKS = 4
 FIRST_JUDGED = WARM_UP_STEPS + FIT_STEPS + LEARNING_STEPS + 1
@@ -277,7 +278,7 @@ def slowed_runs(
         values[onset:end] = (1.0 + values[onset:end]) * (1.0 + slowdown) - 1.0
         changes = [step for step, excess in enumerate(values.tolist()) if test.observe(step, excess)]
         assert test.rule is not None, "it has learned"
-        promised.append(test.rule.delay(slowdown))
+        promised.append(expected_delay(test.rule, slowdown))
         delays += [step - onset + 1 for step in changes[:1] if step >= onset]
         recoveries += [step - end + 1 for step in changes[1:2] if step >= end]
     return {

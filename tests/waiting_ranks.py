@@ -1,5 +1,6 @@
 """Ranks of a cluster that is made up, step by step, through the model that explains their waits."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.engine.reporting.rank_waits import ExplainedStep, Kind, WaitModel
+from evenpack.engine.reporting.rank_waits import ExplainedStep, Kind, Rule, WaitModel
 
 FIXED, PER_COST = 0.04, 6e-8
 """Seconds of a micro-batch on an ordinary rank: by itself, and for each unit of cost."""
@@ -92,3 +93,10 @@ def over_ranks(over: Callable[[list[Any]], Any], each: Sequence[Any]) -> Any:
     if not is_dataclass(each[0]):
         return over(list(each))
     return type(each[0])(**{name: over_ranks(over, [vars(one)[name] for one in each]) for name in vars(each[0])})
+
+
+def expected_delay(rule: Rule, slowdown: float) -> float:
+    """Returns the steps until a constant slowdown is named, as an expectation; infinite for one below half."""
+    shift = (1.0 - rule.memory) * slowdown / rule.scale
+    gains = [(one.threshold, min(shift, one.clip) - rule.reference) for one in rule.sums]
+    return min((threshold / gain if gain > 0 else math.inf) for threshold, gain in gains)

@@ -16,9 +16,8 @@ from evenpack.engine.checkpoints.continuation import continued
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint, TrainState
 from evenpack.engine.checkpoints.forks import parent_checkpoint, take_over
 from evenpack.engine.checkpoints.initial_weights import initialize
-from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.engine import TrainingEngine
@@ -164,11 +163,11 @@ def build_at(start: Start) -> TrainingRun:
     if checkpoint is not None:
         doing.enter("loading the checkpoint", checkpoint.step)
         load_checkpoint(engine.deepspeed, checkpoint, world)
-    return TrainingRun(
-        start=start,
-        engine=engine,
-        checkpoints=_writer(resolved.config, world, steps_done=start.steps_done),
-    )
+    training = resolved.config.training
+    policy = KeepPolicy(newest=training.keep_checkpoints, steps=frozenset(training.keep_checkpoint_steps))
+    directory = resolved.config.run.output_dir / CHECKPOINTS
+    writer = CheckpointWriter(directory, world, policy, steps_done=start.steps_done)
+    return TrainingRun(start=start, engine=engine, checkpoints=writer)
 
 
 def build_model(run: ResolvedRun, device: torch.device) -> Model:
@@ -195,12 +194,6 @@ def build_placed_model(run: ResolvedRun, world: World) -> Model:
     model = build_model(run, torch.device("meta"))
     run.config.deepspeed.sharding.place(model, run.config.run.seed, world, settings)
     return model
-
-
-def _writer(config: RunConfig, world: World, *, steps_done: int) -> CheckpointWriter:
-    training = config.training
-    policy = KeepPolicy(newest=training.keep_checkpoints, steps=frozenset(training.keep_checkpoint_steps))
-    return CheckpointWriter(config.run.output_dir / CHECKPOINTS, world, policy, steps_done=steps_done)
 
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:

@@ -38,9 +38,6 @@ from evenpack.units import (
 LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
 """Keys of `training:` that give the length of a run; a run file has exactly one of them."""
 
-CHINCHILLA_RATIO = 20
-"""Tokens per parameter for about the lowest loss at a given number of operations (Hoffmann et al. 2022)."""
-
 StepSpan = int | tuple[int, int]
 """A step, counted from 1, or a first and a last step."""
 
@@ -552,7 +549,6 @@ class RunConfig(Section):
             self._check_length_is_in_steps()
         if steps is None:
             return self
-        last_skipped = training.skipped.spans[-1][1] if training.skipped else 0
         schedule = self.schedule
         if schedule.warmup_steps > steps:
             raise ValueError(
@@ -564,21 +560,17 @@ class RunConfig(Section):
                 f"schedule.warmup_steps ({schedule.warmup_steps}) and decay_steps ({schedule.decay_steps}) are more "
                 f"than training.steps ({steps}): the decay would begin before the warm-up ends"
             )
-        if training.stop_after_steps is not None and training.stop_after_steps > steps:
-            raise ValueError(
-                f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({steps})"
-            )
-        if last_skipped > steps:
-            raise ValueError(f"training.skip_steps names step {last_skipped}, above training.steps ({steps})")
-        if max(training.keep_checkpoint_steps, default=0) > steps:
-            raise ValueError(
-                f"training.keep_checkpoint_steps names step {max(training.keep_checkpoint_steps)}, above "
-                f"training.steps ({steps})"
-            )
+        last_named = {
+            "training.stop_after_steps": training.stop_after_steps or 0,
+            "training.skip_steps": training.skipped.spans[-1][1] if training.skipped else 0,
+            "training.keep_checkpoint_steps": max(training.keep_checkpoint_steps, default=0),
+            "stages": self.stages[-1].step if self.stages else 0,
+        }
+        for key, step in last_named.items():
+            if step > steps:
+                raise ValueError(f"{key} names step {step}, above training.steps ({steps})")
         if next(training.skipped.gaps(0, steps), None) is None:
             raise ValueError(f"training.skip_steps leaves none of the {steps} steps to be trained")
-        if self.stages and self.stages[-1].step > steps:
-            raise ValueError(f"stages has one of step {self.stages[-1].step}, above training.steps ({steps})")
         return self
 
     def _check_length_is_in_steps(self) -> None:

@@ -61,28 +61,24 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
             # By default ZeRO would reduce the gradients of linear layers in bfloat16: they would not be an exact mean.
             "lower_precision_safe_modules": [],
         }
-    _refuse_known(section.extra)
-    if section.zero_stage == 0:
-        _refuse_offloads(section.extra, config.optimizer.kind)
+    _refuse(config)
     return _merged(derived, section.extra)
 
 
-def _refuse_known(extra: dict[str, Any]) -> None:
+def _refuse(config: RunConfig) -> None:
+    """Checks `extra`; at ZeRO 0 DeepSpeed ignores what is to be moved to the host, or fails."""
+    extra = config.deepspeed.extra
     for name, place in _SET_ELSEWHERE.items():
         if _holds(extra, name):
             raise ConfigError(f"deepspeed.extra sets '{name}', which evenpack derives: set {place} instead")
     for name, reason in _REFUSED_KEYS.items():
         if _holds(extra, name):
             raise ConfigError(f"deepspeed.extra sets '{name}', which must keep its default: {reason}")
-
-
-def _refuse_offloads(extra: dict[str, Any], optimizer: str) -> None:
-    """Checks that nothing is to be moved to the host at ZeRO 0, where DeepSpeed ignores it or fails."""
-    for name in _OFFLOADS:
+    for name in _OFFLOADS if config.deepspeed.zero_stage == 0 else ():
         if _holds(extra, f"zero_optimization.{name}"):
             raise ConfigError(
                 f"deepspeed.extra sets 'zero_optimization.{name}' at deepspeed.zero_stage=0, where nothing is divided "
-                f"that could be moved to the host, with optimizer.kind {optimizer}: leave it out"
+                f"that could be moved to the host, with optimizer.kind {config.optimizer.kind}: leave it out"
             )
 
 

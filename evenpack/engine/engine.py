@@ -46,7 +46,6 @@ class LocalStep:
     local_gradient_norm: Float[Tensor, ""] | None
     """L2 norm of this rank's own part of the gradient, before the mean over the ranks; None from ZeRO 2 on, where each
     backward pass replaces that part by one of the mean."""
-    learning_rate: float
     left_eager: int | None
     """Functions that torch.compile has given up so far; None if nothing is compiled."""
     stopwatch: "Stopwatch"
@@ -70,7 +69,7 @@ class TrainingEngine:
         self.world = world
         self.denominators = denominators
         self.sharding = config.deepspeed.sharding
-        self.observer: Callable[[Phase], None] = _nobody
+        self.observer: Callable[[Phase], None] = lambda _: None
         """Called at the end of each phase, when the host has issued its work; a device may still be computing."""
         self.micro_batches: int = settings["gradient_accumulation_steps"]
         """Micro-batches of each rank in the step that was computed last, or in the first one."""
@@ -102,9 +101,8 @@ class TrainingEngine:
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
         own_norm = self.reduction.finish()
         self.observer("all_reduce")
-        rate = self.learning_rate(step)
         for group in self.deepspeed.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self.learning_rate(step)
         training = self.config.training
         norm = self.sharding.update(
             self.deepspeed,
@@ -120,7 +118,6 @@ class TrainingEngine:
             correct=correct,
             gradient_norm=torch.as_tensor(norm, device=self.world.device).float(),
             local_gradient_norm=own_norm,
-            learning_rate=rate,
             left_eager=self.compilation.left_eager,
             stopwatch=stopwatch,
         )
@@ -251,10 +248,6 @@ class Stopwatch:
         the calling thread's seconds would be too few, and the clock of a thread that may end cannot be read safely.
         """
         return self._cpu_stopped - self._cpu_started if self._events is None else self.seconds()
-
-
-def _nobody(_phase: Phase) -> None:
-    """Observes nothing."""
 
 
 def dropout_seed(run_seed: int, step: int, slot: int) -> int:

@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -24,7 +24,6 @@ from evenpack.engine.build import Start, TrainingRun, build_at, find_start
 from evenpack.engine.compilation import announced_compilations
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import evaluate_model
-from evenpack.engine.memory.text import explained_memory
 from evenpack.engine.parts.bad_steps import BadSteps
 from evenpack.engine.parts.metrics_writer import MetricsWriter
 from evenpack.engine.parts.mlperf_log import MlperfLog, require_first_start
@@ -38,8 +37,9 @@ from evenpack.engine.parts.verification import DataVerification
 from evenpack.engine.reporting.run_record import Place, place_of, write_start
 from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.resolving.requirements import require_trackers, require_trainable
-from evenpack.engine.resolving.resolve import is_evaluation_due, open_run
+from evenpack.engine.resolving.resolve import ResolvedRun, is_evaluation_due, open_run
 from evenpack.engine.world.distributed import World, configure_logging, joined_world, require_shared_directory
+from evenpack.errors import RunError
 from evenpack.files import file_checksum
 from evenpack.models.common.loss_sums import exact_denominators
 from evenpack.units import counted
@@ -111,7 +111,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
                 return _nothing_to_do(start)
             world.on_main(partial(require_first_start, start))
             largest = max(start.resolved.of_stages, key=lambda stage: stage.shape.items_per_micro_batch)
-            with explained_damage(start.prepared.directory), explained_memory(largest, world):
+            with explained_damage(start.prepared.directory), _explained_memory(largest, world):
                 outcome = _train(start, stop_requested=stop_requested, started=started)
             if outcome is not None:
                 return outcome
@@ -120,6 +120,21 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
             gc.collect()  # of what was built, before the next part is
             if world.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+@contextmanager
+def _explained_memory(run: ResolvedRun, world: World) -> Iterator[None]:
+    """Explains a lack of memory within the block. Raises: RunError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first_line, training = str(error).partition("\n")[0], run.config.training
+        items, key = training.items_per_micro_batch, f"training.{training.batching}_per_micro_batch"
+        smaller = f"fewer than {items} {key} (`evenpack plan` computes how many fit), or " if items > 1 else ""
+        raise RunError(
+            f"{world.device_name} has too little memory for this step: {first_line}\n"
+            f"Take {smaller}model.activation_checkpointing=true; checkpoints stay valid with either"
+        ) from error
 
 
 def _train(start: Start, *, stop_requested: Callable[[], bool], started: float) -> TrainOutcome | None:
@@ -233,9 +248,10 @@ def _nothing_to_do(run: Start) -> TrainOutcome:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.steps_done, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.steps_done, run.config.training.stop_step)
-    writer = MetricsWriter(run)
-    with writer.opened():
-        writer.summarise("finished", run.steps_done, reached_accuracy=reached)
+    if run.world.is_main:
+        writer = MetricsWriter(run)
+        with writer.opened():
+            writer.summarise("finished", run.steps_done, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.steps_done, reached_accuracy=reached)
 
 

@@ -26,7 +26,7 @@ from evenpack.engine.checkpoints.initial_weights import (
     require_same_vocabulary,
 )
 from evenpack.engine.checkpoints.weight_sources import DescribedWeights, find_weights
-from evenpack.engine.checkpoints.weights import require_fitting
+from evenpack.engine.checkpoints.weights import require_fitting, shapes_of
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.tasks import Prediction
@@ -67,7 +67,8 @@ class Pretrained:
                 attention_backend=self.attention_backend,
             )
         assert isinstance(model, PackedEncoder), "checked when the weights were read"
-        require_fitting(model.state_dict(), self.weights, origin=f"{KEY}: {self.origin}", remedy="Name other weights.")
+        expected, found = shapes_of(model.state_dict()), shapes_of(self.weights)
+        require_fitting(expected, found, origin=f"{KEY}: {self.origin}", remedy="Name other weights.")
         model.to_empty(device="cpu")
         model.load_state_dict(self.weights)
         return model

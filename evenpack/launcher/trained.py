@@ -24,11 +24,12 @@ from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.continuation import require_checkpoint
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
 from evenpack.engine.checkpoints.loading import newest_whole, whole_at
+from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.engine.checkpoints.weights import (
-    load_model_weights,
     require_fitting,
     require_same_network,
     saved_model_section,
+    shapes_of,
 )
 from evenpack.engine.config import LENGTHS, RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, evaluate_model
@@ -87,9 +88,9 @@ def load_trained_model(
     if checkpoint.state.fingerprint != run.fingerprint(checkpoint.step):
         _compare_data(checkpoint, run)
     model = build_model(run, torch.device("meta"))
-    weights = load_model_weights(checkpoint)
+    weights = saved_tensors(checkpoint).weights()
     remedy = "The run file with which it was trained is in its manifest.json"
-    require_fitting(model.state_dict(), weights, origin=str(checkpoint.path), remedy=remedy)
+    require_fitting(shapes_of(model.state_dict()), shapes_of(weights), origin=str(checkpoint.path), remedy=remedy)
     require_same_network(config.model, saved_model_section(checkpoint), origin=str(checkpoint.path), remedy=remedy)
     model.load_state_dict(weights, assign=True)  # they are the model's, not copied into it
     model.requires_grad_().to(device)

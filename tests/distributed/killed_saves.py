@@ -19,9 +19,8 @@ from forked_ranks import fork_context
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import TrainState
-from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import newest_whole
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 from evenpack.engine.world.distributed import World
 
 BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "link", "unlink", "rmdir")

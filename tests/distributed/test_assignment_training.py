@@ -16,7 +16,7 @@ from evenpack.data.order.step_shape import POLICIES
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.build import CHECKPOINTS, build_at, find_start
 from evenpack.engine.checkpoints.files import read_manifest
-from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
@@ -153,9 +153,8 @@ def test_a_stopped_run_of_sequences_resumes_bit_for_bit(trained: dict[str, RunCo
     assert [one["step"] for one in exact[0]] == [1, 2, 3, 4, *[5] * (name == "gpt2")]
     assert {one["sequences"] for one in exact[0]} == {PER_STEP}
     assert all(one["loss"] != other["loss"] for one, other in pairwise(exact[0]))
-    weights = [
-        load_model_weights(read_manifest(of.run.output_dir / CHECKPOINTS / "step_000004")) for of in (straight, stopped)
-    ]
+    saved = [read_manifest(of.run.output_dir / CHECKPOINTS / "step_000004") for of in (straight, stopped)]
+    weights = [saved_tensors(checkpoint).weights() for checkpoint in saved]
     assert all(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
 
 

@@ -15,9 +15,8 @@ from test_checkpoint import batch_of, training_engine
 
 from evenpack.engine.checkpoints.background import BackgroundWriter, RankReport
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import newest_whole
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
 

@@ -22,9 +22,8 @@ from torch import nn
 from evenpack.batch import PackedBatch
 from evenpack.engine.checkpoints import files as checkpoint_files
 from evenpack.engine.checkpoints.files import checkpoint_name, find_candidates, read_manifest
-from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, UnjudgedCheckpointError
 from evenpack.models.common.loss_sums import LossOutput, LossOutputs, exact_denominators

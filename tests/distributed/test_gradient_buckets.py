@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.optimizers.norms import gradient_norm_of
 from evenpack.engine.sharding.buckets import BucketedReduction, buckets_of
-from evenpack.engine.sharding.replicated import BUCKET_SIZE
+from evenpack.engine.sharding.stages import BUCKET_SIZE
 from evenpack.engine.world.distributed import World
 from evenpack.models.common.loss_sums import exact_denominators
 

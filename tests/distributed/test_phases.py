@@ -13,7 +13,7 @@ from tiny_training import changed, never, refusal
 
 from evenpack.engine.build import build_at, find_start
 from evenpack.engine.checkpoints.files import read_manifest
-from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
@@ -43,7 +43,7 @@ def prepare_phase(folder: Path, number: int, length: int, **training: Any) -> Ru
 def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[str, Any]:
     train_in(world, phase1, stop_requested=never)
     run = build_at(find_start(open_run(phase2), world))
-    trained = load_model_weights(read_manifest(phase1.run.output_dir / "checkpoints" / "step_000002"))
+    trained = saved_tensors(read_manifest(phase1.run.output_dir / "checkpoints" / "step_000002")).weights()
     first = {
         "trained": trained,
         "step": run.start.steps_done,

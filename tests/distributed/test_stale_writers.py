@@ -23,9 +23,8 @@ from killed_saves import NEW, OLD, SOLO, PlainEngine, count_borders, train_state
 from evenpack.console import save_json
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.checkpoints.files import CHECKPOINTS
-from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import newest_whole
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 from evenpack.engine.ownership import WRITER, require_owned
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics
 from evenpack.errors import RunError, SaveError

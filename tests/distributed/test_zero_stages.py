@@ -13,8 +13,8 @@ from tiny_training import changed, records, train_all
 import evenpack.engine.build as engine_build
 from evenpack.engine.build import build_model, build_placed_model
 from evenpack.engine.checkpoints.files import read_manifest
+from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.engine.checkpoints.weight_sources import OwnCheckpoint, find_weights
-from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.sharding import SHARDINGS
@@ -119,12 +119,12 @@ def require_same_run(plain: RunConfig, sharded: RunConfig) -> None:
     assert summaries[0]["parameters"] == summaries[1]["parameters"] > 1000
     for config, path in ((plain, newest(plain)), (sharded, newest(sharded))):
         model = load_trained_model(config, torch.device("cpu")).model
-        saved = load_model_weights(read_manifest(path))
+        saved = saved_tensors(read_manifest(path)).weights()
         assert all(torch.equal(saved[name], weight) for name, weight in model.state_dict().items())
     origin = find_weights(newest(sharded))  # as training.initialize_from takes them
     assert isinstance(origin, OwnCheckpoint)
     assert origin.read_described()[1].keys() == saved.keys()
-    trained = [load_model_weights(read_manifest(newest(run))) for run in (plain, sharded)]
+    trained = [saved_tensors(read_manifest(newest(run))).weights() for run in (plain, sharded)]
     assert trained[0].keys() == trained[1].keys()
     for name, weight in trained[0].items():
         torch.testing.assert_close(trained[1][name], weight, rtol=1e-4, atol=1e-6)

@@ -21,7 +21,7 @@ import xxhash
 import yaml
 
 from evenpack.engine.checkpoints.files import read_manifest
-from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.launch_environment import free_port
 
 Stack = Literal["evenpack train", "deepspeed", "torchrun", "mpirun", "python"]
@@ -145,7 +145,7 @@ class SubjectRun:
         lines = (self.output_dir / "metrics.jsonl").read_bytes().splitlines()
         records = [json.loads(line) for line in lines]
         steps = {one["step"]: (one["order_hash"], one["loss"], one["tokens"]) for one in records}
-        weights = load_model_weights(read_manifest(self.checkpoints / f"step_{STEPS:06d}"))
+        weights = saved_tensors(read_manifest(self.checkpoints / f"step_{STEPS:06d}")).weights()
         return Result(weights=weights_checksum(weights), steps=steps)
 
 

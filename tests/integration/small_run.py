@@ -14,7 +14,7 @@ from command_line import Done
 from run_files import RunValues, run_values, write_run_file
 
 from evenpack.engine.checkpoints.files import read_manifest
-from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
 
@@ -117,7 +117,7 @@ def losses(output_dir: Path) -> list[float]:
 
 
 def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
-    return load_model_weights(read_manifest(output_dir / "checkpoints" / f"step_{STEPS:06d}"))
+    return saved_tensors(read_manifest(output_dir / "checkpoints" / f"step_{STEPS:06d}")).weights()
 
 
 def assert_same_run(output_dir: Path, other: Path) -> None:

@@ -111,7 +111,7 @@ def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: 
         ("optimizer.learning_rate=fast", "found 'fast'"),
         ("data.validation_fraction=false", "data: validation_fraction takes numbers, found false"),
         ("schedule={kind: wsd, warmup_steps: 4, decay_steps: 7}", "decay_steps (7) are more than training.steps (10)"),
-        ("training.stop_after_steps=11", "stop_after_steps (11) is above"),
+        ("training.stop_after_steps=11", "stop_after_steps names step 11, above"),
         ("model.max_positions=64", "max_positions (64) is below"),
         ("model={preset: tiny}", f"model: kind is required; known: {FAMILIES}"),
         ("model.mlm_reduction=token", "model.mlm_reduction: no such key"),

@@ -11,13 +11,14 @@ disk does not even take its report gives it in `finish`, which is collective.
 import copy
 import errno
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch import Tensor, UntypedStorage
 
 from evenpack.engine.activity import doing, saving
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
-from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrite, WritingEngine
+from evenpack.engine.checkpoints.saving import CheckpointWriter, DeferredWrites, WritingEngine
 from evenpack.errors import SaveError
 from evenpack.files import read_json_object, write_json
 
@@ -90,7 +91,9 @@ class BackgroundWriter:
             writes = self._writer.call_deepspeed(engine, partial, state, self._copies.copy)
             writing = self._world.all_gather(bool(writes))
         others = [rank for rank in range(1, self._world.size) if writing[rank]]
-        self._flight = _Flight(self._writer, state, partial, writes=writes, others=others, started=started)
+        self._flight = _Flight(
+            writer=self._writer, state=state, partial=partial, writes=writes, others=others, started=started
+        )
         self._is_over = self._is_taken = False
         self._flight.start()
 
@@ -187,34 +190,28 @@ class HostCopies:
         return self._buffers[index]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Flight:
     """The save in flight, as seen by one rank."""
 
-    def __init__(
-        self,
-        writer: CheckpointWriter,
-        state: TrainState,
-        partial: Path,
-        *,
-        writes: Sequence[DeferredWrite],
-        others: Sequence[int],
-        started: float,
-    ) -> None:
-        """`others`: the ranks beside rank 0 that write; `started`: when the save began, by `time.perf_counter`."""
-        self.report: Future[RankReport] = Future()
-        """What this rank has written; its report file exists then, unless the disk is full."""
-        self.published: Future[EndedSave] = Future()
-        """Set on rank 0 alone."""
-        self._writer = writer
-        self._world = writer.world
-        self._state = state
-        self._partial = partial
-        self._writes = writes
-        self._others = others
-        self._started = started
-        self._told = threading.Event()
+    writer: CheckpointWriter
+    state: TrainState
+    partial: Path
+    writes: DeferredWrites
+    others: Sequence[int]
+    """The ranks beside rank 0 that write."""
+    started: float
+    """When the save began, by `time.perf_counter`."""
+    report: Future[RankReport] = field(default_factory=Future, init=False)
+    """What this rank has written; its report file exists then, unless the disk is full."""
+    published: Future[EndedSave] = field(default_factory=Future, init=False)
+    """Set on rank 0 alone."""
+    _reports: Sequence[RankReport] = field(default=(), init=False)
+    _told: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._world = self.writer.world
         self._thread = threading.Thread(target=self._run, name="evenpack save", daemon=True)
-        self._reports: Sequence[RankReport] = ()
 
     def start(self) -> None:
         """Begins to write."""
@@ -235,15 +232,15 @@ class _Flight:
             _give_way()
             with saving():
                 report = self._write()
-            if not self._world.is_main and self._writes:
+            if not self._world.is_main and self.writes:
                 with suppress(OSError):  # it is told in `finish`
                     report.write(self._report_path(self._world.rank))
             self.report.set_result(report)
             if self._world.is_main:
                 result = self._publish(report)
-                self.published.set_result(EndedSave(result=result, seconds=time.perf_counter() - self._started))
+                self.published.set_result(EndedSave(result=result, seconds=time.perf_counter() - self.started))
         except BaseException as error:
-            if not self._world.is_main and self._writes and not self.report.done():  # rank 0 waits for a report
+            if not self._world.is_main and self.writes and not self.report.done():  # rank 0 waits for a report
                 problem = f"rank {self._world.rank} failed while saving a checkpoint: {type(error).__name__}: {error}"
                 with suppress(Exception):
                     RankReport(files=(), problem=problem).write(self._report_path(self._world.rank))
@@ -254,15 +251,15 @@ class _Flight:
     def _write(self) -> RankReport:
         files: list[FileRecord] = []
         try:
-            with self._writer.explaining_failures():
-                for one in self._writes:
-                    one.write()
+            with self.writer.explaining_failures():
+                for path, write in self.writes.items():
+                    write()
                     doing.tick()
-                    files += commit_files(self._partial, [one.path.relative_to(self._partial).as_posix()])
+                    files += commit_files(self.partial, [path.relative_to(self.partial).as_posix()])
         except SaveError as error:
-            for one in self._writes:  # gives room to the report
+            for path in self.writes:  # gives room to the report
                 with suppress(OSError):
-                    one.path.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
             return RankReport(files=(), problem=str(error))
         return RankReport(files=tuple(files), problem=None)
 
@@ -272,25 +269,23 @@ class _Flight:
             for problem in (report.problem for report in reports if report.problem is not None):
                 raise SaveError(problem)
             with saving():
-                return self._writer.publish(self._partial, self._state, self._all_files(reports))
+                return self.writer.publish(self.partial, self.state, self._all_files(reports))
         except SaveError as error:
-            self._writer.discard(self._partial)
+            shutil.rmtree(self.partial, ignore_errors=True)
             return error
 
     def _all_files(self, reports: Sequence[RankReport]) -> list[FileRecord]:
         """Returns the records of all files, also of those that DeepSpeed itself has written. Raises: SaveError."""
         files = [record for report in reports for record in report.files]
-        with self._writer.explaining_failures():
-            for rank in self._others:
+        with self.writer.explaining_failures():
+            for rank in self.others:
                 self._report_path(rank).unlink(missing_ok=True)
             known = {record.name for record in files}
-            return files + commit_files(
-                self._partial, [name for name in list_files(self._partial) if name not in known]
-            )
+            return files + commit_files(self.partial, [name for name in list_files(self.partial) if name not in known])
 
     def _wait_for_others(self) -> Sequence[RankReport]:
         found: list[RankReport] = []
-        missing = list(self._others)
+        missing = list(self.others)
         while missing and not self._told.is_set():
             for rank in tuple(missing):
                 report = RankReport.read(self._report_path(rank))
@@ -302,7 +297,7 @@ class _Flight:
         return self._reports[1:] if missing else found
 
     def _report_path(self, rank: int) -> Path:
-        return self._partial / f"written_by_rank_{rank}.json"
+        return self.partial / f"written_by_rank_{rank}.json"
 
 
 def _give_way() -> None:

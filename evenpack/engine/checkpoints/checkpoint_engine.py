@@ -4,7 +4,7 @@ DeepSpeed chooses one by its configuration and knows no others, so `steered` put
 engine has. To import this module is to import DeepSpeed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from evenpack.engine.activity import doing
-from evenpack.engine.checkpoints.saving import DeferredWrite
+from evenpack.engine.checkpoints.saving import DeferredWrites
 
 
 class SteeredFiles(CheckpointEngine):  # type: ignore[misc]
@@ -23,11 +23,11 @@ class SteeredFiles(CheckpointEngine):  # type: ignore[misc]
         super().__init__()
         self.files = files
         self._copy: Callable[[Any], Any] | None = None
-        self._deferred: list[DeferredWrite] = []
+        self._deferred: dict[Path, Callable[[], object]] = {}
         self._problems: list[BaseException] = []
 
     @contextmanager
-    def saving(self, copy: Callable[[Any], Any] | None) -> Iterator[Sequence[DeferredWrite]]:
+    def saving(self, copy: Callable[[Any], Any] | None) -> Iterator[DeferredWrites]:
         """Lets DeepSpeed's save go through its barriers on a rank that cannot write; its error is raised afterwards.
 
         Otherwise the other ranks would wait for it in the next barrier.
@@ -36,7 +36,7 @@ class SteeredFiles(CheckpointEngine):  # type: ignore[misc]
             copy: of a file's content, which is then not written: what the block is given grows by the file instead.
                 None: files are written at once.
         """
-        self._copy, self._deferred, self._problems = copy, [], []
+        self._copy, self._deferred, self._problems = copy, {}, []
         yield self._deferred
         if self._problems:
             raise self._problems.pop(0)
@@ -56,8 +56,7 @@ class SteeredFiles(CheckpointEngine):  # type: ignore[misc]
             if self._copy is None:
                 self.files.save(state_dict, path)
             else:
-                write = partial(self.files.save, self._copy(state_dict), path)
-                self._deferred.append(DeferredWrite(path=Path(path), write=write))
+                self._deferred[Path(path)] = partial(self.files.save, self._copy(state_dict), path)
 
     def load(self, path: str, map_location: Any = None) -> Any:
         return self.files.load(path, map_location=map_location)

@@ -11,9 +11,8 @@ from evenpack.config import with_defaults
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.prepared import PreparedData
 from evenpack.differences import differences
-from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, find_candidates
+from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_by_size, find_candidates
 from evenpack.engine.checkpoints.forks import parent_checkpoint, require_same_parent
-from evenpack.engine.checkpoints.keeping import checkpoint_by_size
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import CheckpointError
@@ -137,18 +136,15 @@ def first_difference(
     for one, other in zip_longest(before, now) if before else ():
         if one == other:
             continue
-        if one is None or other is None or one["step"] != other["step"]:
-            step = min(stage["step"] for stage in (one, other) if stage is not None)
-            known = [
-                _described(stage) if stage is not None and stage["step"] == step else None for stage in (one, other)
-            ]
-            return step, [f"  stage of step {step}: {known[0] or 'none'} -> {known[1] or 'none'}"]
-        changed = differences(one, other)
-        files = [key.partition(".")[2] for key in changed if key.startswith("files.")]
-        lines = [f"  the prepared files of source '{name}' are others" for name in files if name in one["files"]]
-        if any(not key.startswith("files.") for key in changed):
-            lines.append(f"  stage of step {one['step']}: {_described(one)} -> {_described(other)}")
-        return one["step"], lines
+        step = min(stage["step"] for stage in (one, other) if stage is not None)
+        at_step = [stage if stage is not None and stage["step"] == step else None for stage in (one, other)]
+        was, is_now = ("none" if stage is None else _described(stage) for stage in at_step)
+        had, has = ({} if stage is None else stage["files"] for stage in at_step)
+        changed = [name for name in has if name in had and had[name] != has[name]]
+        lines = [f"  the prepared files of source '{name}' are others" for name in changed]
+        if was != is_now:
+            lines.append(f"  stage of step {step}: {was} -> {is_now}")
+        return step, lines
     return None
 
 

@@ -48,8 +48,7 @@ FORMAT = 2
 survive: a key of the run file renamed or given another default, another content of `TrainState`. A new key whose
 default is the earlier behaviour needs no new number (`continuation.compare_run_files`)."""
 
-_VISIBLE = re.compile(r"step_(\d{6,})")
-_REPLACED = re.compile(rf"\.step_(\d{{6,}})\.{REPLACED}")
+_CHECKPOINT = re.compile(rf"step_(\d{{6,}})|\.step_(\d{{6,}})\.{REPLACED}")
 _HIDDEN = re.compile(
     rf"\.step_\d+\.(([0-9a-f]+\.)?{PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.[0-9a-f]+\.partial|\{UNIVERSAL}"
 )
@@ -115,8 +114,6 @@ class Checkpoint:
     path: Path
     state: TrainState
     files: tuple[FileRecord, ...]
-    saved_at: float
-    """When its manifest was written, by `time.time`."""
 
     @property
     def step(self) -> int:
@@ -140,17 +137,15 @@ def find_candidates(directory: Path) -> list[Path]:
 
     Raises: UnjudgedCheckpointError if the directory cannot be read.
     """
-    found: dict[int, Path] = {}
-    for pattern in (_REPLACED, _VISIBLE):  # a visible name has precedence over the one moved aside
-        steps = {path: _step_in_name(path, pattern) for path in _children(directory)}
-        found |= {step: path for path, step in steps.items() if step is not None}
+    # In the order of names hidden ones come first: a visible one has precedence over the one that was moved aside.
+    found = {step: path for path in _children(directory) if (step := step_of(path)) is not None}
     return [found[step] for step in sorted(found, reverse=True)]
 
 
 def step_of(path: Path) -> int | None:
     """Returns the step in the name of a checkpoint; None for other files."""
-    step = _step_in_name(path, _VISIBLE)
-    return _step_in_name(path, _REPLACED) if step is None else step
+    match = _CHECKPOINT.fullmatch(path.name)
+    return None if match is None else int(match[1] or match[2])
 
 
 def find_leftovers(directory: Path) -> list[Path]:
@@ -175,18 +170,17 @@ def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
     return records
 
 
-def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> float:
-    """Writes the manifest, which declares `directory` to be a complete checkpoint; returns its `saved_at`."""
+def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> None:
+    """Writes the manifest, which declares `directory` to be a complete checkpoint."""
     for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
         fsync_directory(folder)
     content = {
         "format": FORMAT,
-        "saved_at": (saved_at := time.time()),
+        "saved_at": time.time(),
         "state": state.to_json(),
         "files": [asdict(record) for record in sorted(files, key=lambda record: record.name)],
     }
     write_json(directory / MANIFEST, content | {"checksum": _content_checksum(content)})
-    return saved_at
 
 
 def read_manifest(path: Path) -> Checkpoint:
@@ -205,8 +199,7 @@ def read_manifest(path: Path) -> Checkpoint:
             raise CheckpointError(f"{MANIFEST} has checksum {found}, expected {checksum}")
         _require_no_earlier_format(path, content["format"])
         files = tuple(FileRecord(**record) for record in content["files"])
-        state = TrainState.from_json(content["state"])
-        checkpoint = Checkpoint(path=path, state=state, files=files, saved_at=content["saved_at"])
+        checkpoint = Checkpoint(path=path, state=TrainState.from_json(content["state"]), files=files)
     except FileNotFoundError as error:
         raise CheckpointError(f"{MANIFEST} is missing") from error
     except (NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
@@ -261,6 +254,24 @@ def find_wrong_content(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> s
     return None
 
 
+def whole_by_size(directory: Path) -> list[Checkpoint]:
+    """Returns the checkpoints whose files have the right sizes: reading all bytes at each save would be slow.
+
+    Raises: UnjudgedCheckpointError.
+    """
+    found = (checkpoint_by_size(path) for path in find_candidates(directory))
+    return [checkpoint for checkpoint in found if checkpoint is not None]
+
+
+def checkpoint_by_size(path: Path) -> Checkpoint | None:
+    """Returns the checkpoint at `path`; None if its manifest is damaged, or a file is missing or of another size.
+
+    Raises: UnjudgedCheckpointError if that cannot be told: it may be complete all the same.
+    """
+    checkpoint, _ = manifest_or_problem(path)
+    return checkpoint if checkpoint is not None and find_wrong_size(checkpoint) is None else None
+
+
 def remove_checkpoint(path: Path, *, rename: Callable[[Path, Path], object] = Path.rename) -> bool:
     """Removes a checkpoint's name by `rename`, then deletes its files; returns whether all could be deleted.
 
@@ -303,12 +314,8 @@ def _require_no_earlier_format(path: Path, found: int) -> None:
         )
 
 
-def _step_in_name(path: Path, pattern: re.Pattern[str]) -> int | None:
-    match = pattern.fullmatch(path.name)
-    return None if match is None else int(match[1])
-
-
 def _children(directory: Path) -> list[Path]:
+    """Returns what the directory holds, by name; nothing if there is none."""
     with suppress(FileNotFoundError, NotADirectoryError), leaving_alone(directory):
         return sorted(directory.iterdir())
     return []

@@ -16,9 +16,9 @@ from evenpack.engine.checkpoints.files import (
     Checkpoint,
     TrainState,
     checkpoint_name,
+    whole_by_size,
     write_manifest,
 )
-from evenpack.engine.checkpoints.keeping import whole_by_size
 from evenpack.engine.config import ParentSection, RunConfig, RunSection
 from evenpack.engine.ownership import require_owned
 from evenpack.errors import CheckpointError, ConfigError
@@ -57,13 +57,10 @@ def checkpoint_of(parent: ParentSection) -> Checkpoint:
     whole = {checkpoint.step: checkpoint for checkpoint in whole_by_size(parent.run / CHECKPOINTS)}
     found = whole.get(parent.step)
     if found is None:
-        there = f"it has those of steps {', '.join(map(str, sorted(whole)))}: name one of them"
-        if not whole:
-            is_gone = not parent.run.is_dir()
-            there = (
-                f"{parent.run if is_gone else parent.run / CHECKPOINTS} {'does not exist' if is_gone else 'has none'}"
-            )
-            there += ": name the output folder of a run, or put back what was moved"
+        lack = f"{parent.run / CHECKPOINTS} has none" if parent.run.is_dir() else f"{parent.run} does not exist"
+        there = f"{lack}: name the output folder of a run, or put back what was moved"
+        if whole:
+            there = f"it has those of steps {', '.join(map(str, sorted(whole)))}: name one of them"
         raise CheckpointError(
             f"run.parent: there is no complete checkpoint of step {parent.step} in {parent.run}; {there}. "
             "training.keep_checkpoint_steps of a run names steps whose checkpoints stay"
@@ -88,11 +85,11 @@ def take_over(checkpoint: Checkpoint, output_dir: Path) -> Checkpoint:
                 target = folder / record.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _link_or_copy(checkpoint.path / record.name, target)
-            saved_at = write_manifest(folder, checkpoint.state, checkpoint.files)
+            write_manifest(folder, checkpoint.state, checkpoint.files)
             require_owned(output_dir)
         write_text(path.parent / LATEST, f"{path.name}\n", check=partial(require_owned, output_dir))
     log.info("the run begins with %s: its files are hard-linked, or copied, to %s", checkpoint.path, path)
-    return replace(checkpoint, path=path, saved_at=saved_at)
+    return replace(checkpoint, path=path)
 
 
 def require_same_parent(state: TrainState, run: RunSection) -> None:

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from evenpack.data.tokenizers.loading import first_difference, other_tokens, read_vocabulary
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.engine.checkpoints.weight_sources import WeightSource, find_weights
-from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
+from evenpack.engine.checkpoints.weights import Shapes, require_fitting, require_same_network, shapes_of
 from evenpack.engine.optimizers.build import whole_shape
 from evenpack.engine.sharding import Sharding
 from evenpack.engine.world.distributed import World
@@ -60,11 +59,10 @@ def _read(model: Model, path: Path, tokenizer_dir: Path) -> NamedWeights:
     with naming_key_in_errors():
         found = find_weights(path)
         weights = found.read(model)
-    require_same_network(
-        model.config, weights.config, origin=f"{KEY}: {found}", remedy="make them equal, or name other weights"
-    )
-    expected = _parts_by_their_names(model, weights)
-    require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_REMEDY)
+    origin = f"{KEY}: {found}"
+    remedy = "make them equal, or name other weights"
+    require_same_network(model.config, weights.config, origin=origin, remedy=remedy)
+    require_fitting(_shapes_of_parts(model, weights), shapes_of(weights.tensors), origin=origin, remedy=_REMEDY)
     require_same_vocabulary(
         found,
         tokenizer_dir,
@@ -84,11 +82,11 @@ def naming_key_in_errors() -> Iterator[None]:
         raise CheckpointError(f"{KEY}: {error}") from error
 
 
-def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tensor]:
-    """Returns the model's parameters under the names of the checkpoint."""
+def _shapes_of_parts(model: Model, weights: NamedWeights) -> Shapes:
+    """Returns the shapes of the model's parameters under the names of the checkpoint."""
     parameters = {name: torch.empty(whole_shape(one), device="meta") for name, one in model.named_parameters()}
     return {
-        theirs: part
+        theirs: tuple(part.shape)
         for name in weights.names
         for theirs, part in zip(name.theirs, name.parts_of(parameters[name.ours]), strict=True)
     }

@@ -86,14 +86,19 @@ def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
             f"{directory} holds no checkpoint of step {step}; it has steps {known} (training.keep_checkpoints "
             "is the number that is kept)"
         )
+    return whole(path, world)
+
+
+def whole(path: Path, world: World) -> Checkpoint:
+    """Returns the checkpoint at `path`, checked as by `newest_whole`. Raises: CheckpointError if it is broken."""
     checkpoint, problem = _verify(path, world)
-    if problem is not None:
-        raise CheckpointError(f"checkpoint {path} is broken: {problem}. Restore it from a copy, or name another step")
+    if checkpoint is None or problem is not None:
+        raise CheckpointError(f"checkpoint {path} is broken: {problem}. Restore it from a copy, or name another one")
     return checkpoint
 
 
 def load_checkpoint(engine: LoadableEngine, checkpoint: Checkpoint, world: World) -> None:
-    """Loads a complete checkpoint into `engine`: weights, optimizer and DeepSpeed's own counters.
+    """Loads a complete checkpoint into DeepSpeed's engine: weights, optimizer and DeepSpeed's own counters.
 
     One of another ZeRO stage, or from ZeRO 1 on of another number of ranks, is converted first (`universal.py`).
     There are no random states to restore: data order and dropout are functions of the seed and the step. The
@@ -106,7 +111,7 @@ def load_checkpoint(engine: LoadableEngine, checkpoint: Checkpoint, world: World
     from evenpack.engine.checkpoints.checkpoint_engine import steered
 
     optimizer = engine.optimizer
-    settings = [_without_parameters(group) for group in optimizer.param_groups]
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     clipping = getattr(optimizer, "clip_grad", None)
     with _explained(checkpoint), leaving_alone(checkpoint.path):
         if _needs_conversion(engine, checkpoint, world):
@@ -208,7 +213,3 @@ def _objections(checkpoint: Checkpoint, world: World, *, part_of: int) -> dict[i
         problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files[part_of :: world.size])
     seen_here = None if problem is None else f"{problem} (seen by rank {world.rank} on {socket.gethostname()})"
     return {rank: text for rank, text in enumerate(world.all_gather(seen_here)) if text is not None}
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}

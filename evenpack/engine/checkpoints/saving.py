@@ -9,7 +9,7 @@ import logging
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from evenpack.engine.checkpoints.files import (
     Checkpoint,
     FileRecord,
     TrainState,
+    checkpoint_by_size,
     checkpoint_name,
     commit_files,
     find_candidates,
@@ -35,13 +36,15 @@ from evenpack.engine.checkpoints.files import (
     step_of,
     write_manifest,
 )
-from evenpack.engine.checkpoints.keeping import KeepPolicy, checkpoint_by_size
 from evenpack.engine.ownership import WRITER, require_owned
 from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError, SaveError, UnjudgedCheckpointError
 from evenpack.files import fsync_directory, write_text
 
 log = logging.getLogger(__name__)
+
+DeferredWrites = Mapping[Path, Callable[[], object]]
+"""Files that are to be written, and what writes each of them."""
 
 
 @runtime_checkable
@@ -55,11 +58,23 @@ class WritingEngine(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeferredWrite:
-    """A file that is to be written."""
+class KeepPolicy:
+    """Rules for keeping checkpoints; a checkpoint is kept if any of them names it."""
 
-    path: Path
-    write: Callable[[], Any]
+    newest: int
+    """Number of newest checkpoints to keep, at least 1: the run continues from the newest."""
+    steps: frozenset[int] = frozenset()
+    """Keep the checkpoints of these steps."""
+
+    def __post_init__(self) -> None:
+        if self.newest < 1:
+            raise ValueError(f"newest must be at least 1, not {self.newest}")
+
+    def kept(self, whole: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Returns the complete checkpoints of a run that are kept, by step."""
+        ascending = sorted(whole, key=lambda checkpoint: checkpoint.step)
+        steps = {checkpoint.step for checkpoint in ascending[-self.newest :]} | self.steps
+        return [checkpoint for checkpoint in ascending if checkpoint.step in steps]
 
 
 class CheckpointWriter:
@@ -84,7 +99,7 @@ class CheckpointWriter:
         """Checkpoints of which a warning has said so."""
 
     def save(self, engine: WritingEngine, state: TrainState) -> Checkpoint:
-        """Writes a checkpoint and returns once it is on disk under its name, on all ranks.
+        """Writes a checkpoint of DeepSpeed's engine, and returns once it is on disk under its name, on all ranks.
 
         Checkpoints that the policy does not keep are removed, and so are its own checkpoints of later steps: a run that
         reached this step again does not need them. Those that another process has written since stay.
@@ -110,12 +125,12 @@ class CheckpointWriter:
             self.world.on_main(lambda: self._begin(partial))
             yield partial
         except SaveError:
-            self.world.on_main(lambda: self.discard(partial))
+            self.world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
             raise
 
     def call_deepspeed(
         self, engine: WritingEngine, partial: Path, state: TrainState, copy: Callable[[Any], Any] | None = None
-    ) -> Sequence[DeferredWrite]:
+    ) -> DeferredWrites:
         """Lets DeepSpeed save into the directory; for all ranks. Raises: SaveError if a rank cannot write.
 
         Args:
@@ -139,7 +154,7 @@ class CheckpointWriter:
         final = self._directory / checkpoint_name(state.step)
         with self.explaining_failures():
             _require_files(partial, files)
-            saved_at = write_manifest(partial, state, files)
+            write_manifest(partial, state, files)
             if final.exists():
                 # No rename swaps two directories, so the old one is moved aside to where `find_candidates` finds it.
                 aside = final.with_name(hidden(final.name, REPLACED))
@@ -162,11 +177,7 @@ class CheckpointWriter:
                 if not remove_checkpoint(path, rename=self._rename):
                     log.warning("could not delete all of %s; the next save will try again", path)
         log.info("saved checkpoint %s", final)
-        return Checkpoint(path=final, state=state, files=tuple(files), saved_at=saved_at)
-
-    def discard(self, partial: Path) -> None:
-        """Removes what was written of a failed save; for rank 0 alone."""
-        shutil.rmtree(partial, ignore_errors=True)
+        return Checkpoint(path=final, state=state, files=tuple(files))
 
     def _begin(self, partial: Path) -> None:
         with self.explaining_failures():
@@ -211,7 +222,8 @@ class CheckpointWriter:
                 self._leave_alone(path, str(error))
                 kept.append(path)
             else:
-                whole += [found] if self._is_of_this_run(found, step) else []
+                # It lies on the way to this step, unlike one that the resume has passed over.
+                whole += [found] if found.step <= step and self._is_known(found, step) else []
         kept += [checkpoint.path for checkpoint in self._policy.kept(whole)]
         obsolete = sorted({*leftovers, *candidates} - {*kept})
         return obsolete, max(kept, key=lambda path: step_of(path) or 0)
@@ -224,10 +236,6 @@ class CheckpointWriter:
     def _is_foreign(self, unknown: Checkpoint) -> bool:
         """Returns whether a checkpoint is another process's: it is complete, other than one that was passed over."""
         return unknown.path in self._left_alone or find_wrong_content(unknown, unknown.files) is None
-
-    def _is_of_this_run(self, found: Checkpoint, step: int) -> bool:
-        """Returns whether a checkpoint lies on the way to this step: one that the resume has passed over does not."""
-        return found.step <= step and self._is_known(found, step)
 
     def _leave_alone(self, path: Path, reason: str) -> None:
         if path not in self._left_alone:

@@ -52,17 +52,24 @@ class SavedTensors(ABC):
 
     @property
     @abstractmethod
-    def steps(self) -> frozenset[int]:
-        """The optimizer's counts of updates; more than one is wrong, and none means that there was no update."""
-
-    @property
-    @abstractmethod
-    def group_count(self) -> int:
-        """Number of the optimizer's groups of parameters."""
+    def _optimizers(self) -> list[dict[str, Any]]:
+        """Torch's own states of the optimizer, of each rank that has one of its own."""
 
     @abstractmethod
     def _parts(self, name: str, state: State) -> Iterator[Tensor]:
         """Yields the flattened parts of a tensor, in order."""
+
+    @property
+    def steps(self) -> frozenset[int]:
+        """The optimizer's counts of updates; more than one is wrong, and none means that there was no update."""
+        with self._explained():
+            return frozenset(int(state["step"]) for one in self._optimizers for state in one["state"].values())
+
+    @property
+    def group_count(self) -> int:
+        """Number of the optimizer's groups of parameters."""
+        with self._explained():
+            return len(self._optimizers[0]["param_groups"])
 
     @cached_property
     def model_states(self) -> dict[str, Any]:
@@ -76,16 +83,14 @@ class SavedTensors(ABC):
             module: dict[str, Tensor] = self.model_states["module"]
             return module
 
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """Persistent buffers by name; no stage divides them."""
-        with self._explained():
-            return {name: self.module[name] for name in self.model_states["buffer_names"]}
-
     def weights(self) -> dict[str, Tensor]:
-        """Returns copies of all that the module saves, by name, in the module's precision.
+        """Returns copies of all that the module saves, by name, in the module's precision; complete on every rank.
 
-        Raises: CheckpointError if the files do not hold it.
+        Up to ZeRO 2 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
+        weights, which is never read, as the file is memory-mapped. At ZeRO 3 weights are put together from the files of
+        all ranks.
+
+        Raises: CheckpointError if a file is missing or was not written by DeepSpeed.
         """
         with self._explained(self._model_file):
             return {name: tensor.clone() for name, tensor in self.module.items()}
@@ -145,18 +150,8 @@ class _WholeState(SavedTensors):
             return {name: tensor.shape for name, tensor in self.module.items()}
 
     @property
-    def steps(self) -> frozenset[int]:
-        return _steps(self._optimizer["state"].values())
-
-    @property
-    def group_count(self) -> int:
-        return len(self._optimizer["param_groups"])
-
-    @property
-    def _optimizer(self) -> dict[str, Any]:
-        with self._explained():
-            optimizer: dict[str, Any] = self.model_states["optimizer"]
-            return optimizer
+    def _optimizers(self) -> list[dict[str, Any]]:
+        return [self.model_states["optimizer"]]
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -167,7 +162,7 @@ class _WholeState(SavedTensors):
     def _parts(self, name: str, state: State) -> Iterator[Tensor]:
         tensor = self.module[name]
         if state != "fp32":
-            tensor = self._optimizer["state"][self._numbers[name]][state]
+            tensor = self._optimizers[0]["state"][self._numbers[name]][state]
         if tensor.shape != self.shapes[name]:
             raise RuntimeError(f"{state} of {name} has shape {tuple(tensor.shape)}")
         yield tensor.float().flatten()
@@ -182,14 +177,8 @@ class _Partitioned(SavedTensors):
     """The key of its part of torch's own state of the optimizer."""
 
     @property
-    def steps(self) -> frozenset[int]:
-        with self._explained():
-            return _steps(state for rank in self._ranks for state in rank[self._optimizer_key]["state"].values())
-
-    @property
-    def group_count(self) -> int:
-        with self._explained():
-            return len(self._ranks[0][self._optimizer_key]["param_groups"])
+    def _optimizers(self) -> list[dict[str, Any]]:
+        return [rank[self._optimizer_key] for rank in self._ranks]
 
     def _flat(self, rank: dict[str, Any], group: int, state: State) -> Tensor:
         """Returns a rank's vector of the masters, or of a moment, of all parameters of a group."""
@@ -223,14 +212,10 @@ class _FlatGroups(_Partitioned):
         Raises: CheckpointError as above, or if the two differ: they are equal at every precision of evenpack.
         """
         tensor = super().read(name, state)
-        if state == "fp32":
-            self._require_equal_weights(name, tensor)
-        return tensor
-
-    def _require_equal_weights(self, name: str, masters: Tensor) -> None:
+        if state != "fp32":
+            return tensor
         with self._explained():
-            weights = self.module[name]
-            is_equal = torch.allclose(masters, weights, rtol=0.0, atol=0.0, equal_nan=True)
+            is_equal = torch.allclose(tensor, self.module[name], rtol=0.0, atol=0.0, equal_nan=True)
         if not is_equal:
             raise CheckpointError(
                 f"checkpoint {self.checkpoint.path}: the optimizer's FP32 copy of {name} is not equal to the model's "
@@ -239,6 +224,7 @@ class _FlatGroups(_Partitioned):
                 f"older one, or start a new run from the weights, which {WHOLE_WEIGHTS} holds "
                 "(training.initialize_from)"
             )
+        return tensor
 
     def _parts(self, name: str, state: State) -> Iterator[Tensor]:
         for rank in self._ranks:
@@ -260,7 +246,8 @@ class _DividedParameters(_Partitioned):
         Raises: CheckpointError if a parameter has two names, or is frozen: its values are in no file.
         """
         weights = {name: self.read(name, "fp32") for name in self.shapes}
-        weights |= {name: buffer.clone() for name, buffer in self.buffers.items()}
+        with self._explained():  # persistent buffers, which no stage divides
+            weights |= {name: self.module[name].clone() for name in self.model_states["buffer_names"]}
         others = sorted(self.module.keys() - weights.keys())
         if others:
             raise CheckpointError(
@@ -303,7 +290,3 @@ def saved_tensors(checkpoint: Checkpoint) -> SavedTensors:
     if stage not in _LAYOUTS:
         raise CheckpointError(f"checkpoint {checkpoint.path} has ZeRO stage {stage}; known: {sorted(_LAYOUTS)}")
     return _LAYOUTS[stage](checkpoint)
-
-
-def _steps(states: Iterable[Mapping[str, Any]]) -> frozenset[int]:
-    return frozenset(int(state["step"]) for state in states)

@@ -20,7 +20,7 @@ import math
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,12 @@ from evenpack.engine.checkpoints.files import UNIVERSAL, Checkpoint
 from evenpack.engine.checkpoints.pickles import forbidding_code
 from evenpack.engine.checkpoints.saving import free_space
 from evenpack.engine.checkpoints.shards import STATES, SavedTensors, saved_tensors
+from evenpack.engine.checkpoints.weights import Shapes, require_fitting
 from evenpack.engine.optimizers.build import whole_shape
 from evenpack.engine.ownership import require_owned
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.units import counted
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of a model's parameters by name."""
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _COUNTERS_FILE = "counters.pt"
@@ -78,7 +76,12 @@ def make_universal(checkpoint: Checkpoint, shapes: Shapes, world: World) -> Path
 
 def _write_common(saved: SavedTensors, shapes: Shapes, directory: Path) -> None:
     """Checks the complete checkpoint, and writes what DeepSpeed reads in addition to the parameters."""
-    _require_model(saved, shapes)
+    remedy = (
+        "Restore the model section with which it was saved (it is in its manifest.json), or choose another "
+        "run.output_dir to start again."
+    )
+    found = {name: tuple(shape) for name, shape in saved.shapes.items()}
+    require_fitting(shapes, found, origin=f"checkpoint {saved.checkpoint.path}", remedy=remedy)
     _require_steps(saved)
     step = torch.tensor(float(next(iter(saved.steps), 0)))
     groups: list[dict[str, list[int]]] = [{"params": []} for _ in range(saved.group_count)]
@@ -102,18 +105,6 @@ def _write_parameter(saved: SavedTensors, name: str, directory: Path) -> None:
             )
         torch.save({"param": tensor}, folder / f"{state}.pt")
     torch.save(torch.tensor(float(next(iter(saved.steps), 0))), folder / "step.pt")
-
-
-def _require_model(saved: SavedTensors, shapes: Shapes) -> None:
-    found = {name: tuple(shape) for name, shape in saved.shapes.items()}
-    wrong = [name for name in sorted(found.keys() | shapes.keys()) if found.get(name) != shapes.get(name)]
-    if wrong:
-        raise CheckpointError(
-            f"checkpoint {saved.checkpoint.path} is of another model: {wrong[0]} has shape "
-            f"{found.get(wrong[0], 'none')} there and {shapes.get(wrong[0], 'none')} here, and {len(wrong) - 1} more "
-            "differ. Restore the model section with which it was saved (it is in its manifest.json), or choose another "
-            "run.output_dir to start again."
-        )
 
 
 def _require_steps(saved: SavedTensors) -> None:

@@ -10,16 +10,10 @@ from torch import Tensor
 
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest
 from evenpack.data.verification import require_verified
-from evenpack.engine.checkpoints.files import (
-    CHECKPOINTS,
-    MANIFEST,
-    Checkpoint,
-    find_wrong_content,
-    find_wrong_size,
-    read_manifest,
-)
-from evenpack.engine.checkpoints.loading import newest_whole
-from evenpack.engine.checkpoints.weights import load_model_weights, saved_model_section
+from evenpack.engine.checkpoints.files import CHECKPOINTS, MANIFEST, Checkpoint
+from evenpack.engine.checkpoints.loading import newest_whole, whole
+from evenpack.engine.checkpoints.shards import saved_tensors
+from evenpack.engine.checkpoints.weights import saved_model_section
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, NotPreparedError
 from evenpack.models.build import Model
@@ -89,7 +83,7 @@ class OwnCheckpoint(DescribedWeights):
         return prepared / TOKENIZER_FOLDER
 
     def read_described(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
-        return saved_model_section(self.checkpoint), load_model_weights(self.checkpoint)
+        return saved_model_section(self.checkpoint), saved_tensors(self.checkpoint).weights()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +140,7 @@ def find_weights(path: Path) -> WeightSource:
             raise CheckpointError(f"the run in {path} has no checkpoint yet: train it first, or name another")
         return OwnCheckpoint(path=checkpoint.path, checkpoint=checkpoint)
     if (path / MANIFEST).is_file():
-        return OwnCheckpoint(path=path, checkpoint=_whole(path))
+        return OwnCheckpoint(path=path, checkpoint=whole(path, _ALONE))
     if (path / _CONFIG_FILE).is_file():
         return TransformersFolder(path=path)
     prefix = path.with_suffix("") if path.suffix == INDEX else path
@@ -163,14 +157,3 @@ def _describe_path(path: Path) -> str:
     if path.suffix in _STATE_DICTS and path.is_file():
         return "is a state dict of PyTorch: load it with transformers and save the model (docs/starting_weights.md)"
     return "holds none of these" if path.exists() else "does not exist"
-
-
-def _whole(path: Path) -> Checkpoint:
-    try:
-        checkpoint = read_manifest(path)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path} is not a readable checkpoint: {error}") from error
-    problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files)
-    if problem is not None:
-        raise CheckpointError(f"checkpoint {path} is broken: {problem}; name another one")
-    return checkpoint

@@ -1,31 +1,20 @@
-"""Reads the model's weights out of a checkpoint, without DeepSpeed, and compares them with a model."""
+"""Compares the weights of a checkpoint, and the section of their model, with a model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.errors import CheckpointError
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.families import config_of
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
+
 _MOST_LINES = 24
 """Lines of differences to show; a model of other layers differs in hundreds of tensors."""
-
-
-def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Returns the module's state dict on the CPU, by parameter name; complete on every rank.
-
-    Up to ZeRO 2 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
-    weights: the file is memory-mapped, so that it is never read. At ZeRO 3 they are put together from the files of all
-    ranks. No code in a file is run.
-
-    Raises: CheckpointError if a file is missing or was not written by DeepSpeed, or if a parameter was saved at ZeRO 3
-    under two names.
-    """
-    return saved_tensors(checkpoint).weights()
 
 
 def saved_model_section(checkpoint: Checkpoint) -> TransformerConfig:
@@ -51,13 +40,18 @@ def require_same_network(expected: TransformerConfig, found: TransformerConfig, 
             )
 
 
-def require_fitting(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, origin: str, remedy: str) -> None:
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """Returns the shapes of tensors by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def require_fitting(expected: Shapes, found: Shapes, *, origin: str, remedy: str) -> None:
     """Compares names and shapes.
 
     Raises: CheckpointError that names each tensor which is missing, of another shape or surplus, with what was expected
     and found. `origin` opens the message, `remedy` ends it.
     """
-    lines = [f"  {line}" for line in _differences(expected, weights)]
+    lines = [f"  {line}" for line in _differences(expected, found)]
     if lines:
         more = [f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         raise CheckpointError(
@@ -65,16 +59,10 @@ def require_fitting(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor
         )
 
 
-def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Returns the differences, other shapes first, because they show most of the cause."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    seen = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    return [
-        *(
-            f"{name}: expected shape {shapes[name]}, found {seen[name]}"
-            for name in shapes
-            if name in seen and seen[name] != shapes[name]
-        ),
-        *(f"{name}: expected shape {shapes[name]}, missing" for name in shapes if name not in seen),
-        *(f"{name}: unknown here, found shape {seen[name]}" for name in seen if name not in shapes),
-    ]
+def _differences(expected: Shapes, found: Shapes) -> Iterator[str]:
+    """Yields the differences, other shapes first, because they show most of the cause."""
+    for name, shape in expected.items():
+        if name in found and found[name] != shape:
+            yield f"{name}: expected shape {shape}, found {found[name]}"
+    yield from (f"{name}: expected shape {expected[name]}, missing" for name in expected if name not in found)
+    yield from (f"{name}: unknown here, found shape {found[name]}" for name in found if name not in expected)

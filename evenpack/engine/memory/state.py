@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evenpack.engine.sharding.replicated import BUCKET_SIZE
+from evenpack.engine.sharding.stages import BUCKET_SIZE
 from evenpack.units import FP32_BYTES
 
 _FP64_BYTES = 8
@@ -37,11 +37,6 @@ class StateSizes:
     def part(self) -> int:
         """Parameters of a rank's part."""
         return -(-self.parameters // self.ranks)
-
-    @property
-    def whole_state(self) -> int:
-        """Numbers that the optimizer holds for all parameters."""
-        return self.states * self.parameters - self.fewer_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +81,7 @@ def state_bytes(stage: int, sizes: StateSizes, settings: Mapping[str, Any]) -> S
         return StateBytes(
             parameters=whole,
             gradients=whole,
-            optimizer=FP32_BYTES * sizes.whole_state,
+            optimizer=FP32_BYTES * (sizes.states * sizes.parameters - sizes.fewer_states),
             bucket=0,
             copies=FP32_BYTES * BUCKET_SIZE if sizes.ranks > 1 else 0,
             reduction=0,

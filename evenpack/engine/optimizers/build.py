@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,9 +48,10 @@ def _lamb(model: nn.Module, section: LambSection, fused: bool) -> torch.optim.Op
     The group that does not decay has no trust ratios, as in MLPerf's BERT; layers that are one matrix here, such as
     query, key and value, are groups of their own and have one each, as in MLPerf's reference.
     """
+    merged = {id(module.weight): module.parts for module in model.modules() if isinstance(module, MergedLinear)}
     decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
     return Lamb(
-        [*_by_parts(decaying, model), others | {"trust_ratio": False}],
+        [*_by_parts(decaying, merged), others | {"trust_ratio": False}],
         lr=section.learning_rate,
         betas=(section.beta1, section.beta2),
         eps=section.epsilon,
@@ -61,23 +62,16 @@ def _lamb(model: nn.Module, section: LambSection, fused: bool) -> torch.optim.Op
 
 def _muon(model: nn.Module, section: MuonSection, fused: bool) -> torch.optim.Optimizer:
     """Makes the optimizer of `muon.py`, and says what it takes; matrices of one division into parts are a group."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     matrices = hidden_matrices(model)
     kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in matrices)
     log.info("Muon updates %s; AdamW updates all other parameters", ", ".join(kinds))
-    by_parts: dict[tuple[int, ...], list[nn.Parameter]] = {}
-    groups = parameter_groups(model, weight_decay=section.weight_decay)
-    for parameter in groups[0]["params"]:
-        by_parts.setdefault(matrices.get(names[id(parameter)], ()), []).append(parameter)
-    groups[0]["params"] = by_parts.pop((), [])
+    parts = {id(parameter): matrices[name] for name, parameter in model.named_parameters() if name in matrices}
+    decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
+    groups = [group for group in [*_by_parts(decaying, parts), others] if group["params"]]
+    # Groups without parts are AdamW's.
+    of_matrices = [group | {"momentum": section.momentum} for group in groups if group.get("parts")]
     return Muon(
-        [
-            *(group for group in groups if group["params"]),
-            *(
-                {"params": params, "parts": parts, "momentum": section.momentum, "weight_decay": section.weight_decay}
-                for parts, params in by_parts.items()
-            ),
-        ],
+        [*(group for group in groups if not group.get("parts")), *of_matrices],
         lr=section.learning_rate,
         betas=(section.beta1, section.beta2),
         eps=section.epsilon,
@@ -93,13 +87,12 @@ BUILDERS: dict[str, Callable[[nn.Module, Any, bool], torch.optim.Optimizer]] = {
 """Builders by the kind of the section that each takes; the last argument is whether to use fused kernels."""
 
 
-def _by_parts(group: dict[str, Any], model: nn.Module) -> list[dict[str, Any]]:
-    """Returns the group without matrices of several layers, and one group of these, without empty ones."""
-    merged = {id(module.weight): module.parts for module in model.modules() if isinstance(module, MergedLinear)}
+def _by_parts(group: dict[str, Any], parts: Mapping[int, tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Returns a group for each division of matrices into rows, by the id of a parameter, the undivided ones first."""
     by_parts: dict[tuple[int, ...], list[nn.Parameter]] = {(): []}
     for parameter in group["params"]:
-        by_parts.setdefault(merged.get(id(parameter), ()), []).append(parameter)
-    return [group | {"params": params, "parts": parts} for parts, params in by_parts.items() if params]
+        by_parts.setdefault(parts.get(id(parameter), ()), []).append(parameter)
+    return [group | {"params": params, "parts": rows} for rows, params in by_parts.items() if params]
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ class OptimizerBase(Section):
 
 
 class AdamWKeys(OptimizerBase):
-    """The keys of AdamW, for the sections of optimizers that update by it."""
+    """The keys of AdamW, for the sections of optimizers that update by it or have the same."""
 
     fp32_states = 2
 
@@ -61,16 +61,13 @@ class MuonSection(AdamWKeys):
     """Decay of the mean of gradients of matrices, from one step to the next; Nesterov's."""
 
 
-class LambSection(OptimizerBase):
+class LambSection(AdamWKeys):
     """LAMB (You et al. 2020); weight decay and trust ratios are not applied to biases and norms."""
 
     reason_for_whole_tensors = "its trust ratios are norms of whole tensors"
-    fp32_states = 2
     fp32_temporaries = 1
 
     kind: Literal["lamb"]
-    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """Decay of the mean of gradients, from one step to the next."""
     beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
     """Decay of the mean of squared gradients, from one step to the next."""
     epsilon: float = Field(default=1e-6, gt=0.0)

@@ -81,8 +81,8 @@ class Lamb(torch.optim.Optimizer):
         self.grad_scale: Tensor | None = None
         """What fused kernels divide gradients by as they read them, as in torch's Adam; None: nothing."""
         for group in self.param_groups:
-            _require_masters(group["params"])
-            _require_parts(group["params"], group["parts"])
+            for parameter in group["params"]:
+                _require_updatable(parameter, group["parts"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -206,16 +206,11 @@ def _fused_changes(group: dict[str, Any], tensors: _Tensors, grad_scale: Tensor 
     return changes
 
 
-def _require_parts(parameters: list[Tensor], parts: tuple[int, ...]) -> None:
-    for parameter in parameters:
-        if parts and (parameter.dim() == 0 or parameter.shape[0] != sum(parts)):
-            raise ValueError(f"a parameter of shape {tuple(parameter.shape)} has no blocks of {parts} rows")
-
-
-def _require_masters(parameters: list[Tensor]) -> None:
-    for parameter in parameters:
-        if parameter.dtype not in _MASTER_DTYPES:
-            raise ValueError(
-                f"LAMB updates FP32 parameters in place and got one of {parameter.dtype} with shape "
-                f"{tuple(parameter.shape)}: keep the parameters FP32 and compute under autocast"
-            )
+def _require_updatable(parameter: Tensor, parts: tuple[int, ...]) -> None:
+    if parts and (parameter.dim() == 0 or parameter.shape[0] != sum(parts)):
+        raise ValueError(f"a parameter of shape {tuple(parameter.shape)} has no blocks of {parts} rows")
+    if parameter.dtype not in _MASTER_DTYPES:
+        raise ValueError(
+            f"LAMB updates FP32 parameters in place and got one of {parameter.dtype} with shape "
+            f"{tuple(parameter.shape)}: keep the parameters FP32 and compute under autocast"
+        )

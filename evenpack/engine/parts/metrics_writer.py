@@ -4,9 +4,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 
@@ -33,34 +32,31 @@ _SUMMARISE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SaveCost:
-    """The cost of one save, in seconds of rank 0."""
+class SaveCost(TypedDict):
+    """The cost of one save, in seconds of rank 0: the values of `checkpoint` in a step's record."""
 
     step: int
     """The step after which it was saved."""
     pause_seconds: float
     """Time for which training stood still."""
-    seconds: float | None
-    """Time until it was complete on disk, and obsolete ones were removed; None if it could not be written."""
-    bytes: int
-    """Size of all its files; 0 if it could not be written."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the values of `checkpoint` in a step's record."""
-        values = {"step": self.step, "pause_seconds": self.pause_seconds}
-        if self.seconds is None:
-            return values | {"failed": 1}
-        return values | {"seconds": self.seconds, "bytes": self.bytes}
+    seconds: NotRequired[float]
+    """Time until it was complete on disk, and obsolete ones were removed."""
+    bytes: NotRequired[int]
+    """Size of all its files."""
+    failed: NotRequired[int]
+    """1 in place of these two if it could not be written."""
 
 
 class MetricsWriter(Part):
-    """Records each step of a run on rank 0; on the other ranks it writes nothing."""
+    """Records each step of a run, on rank 0."""
+
+    is_for_main_alone = True
+
+    _metrics: MetricsLog
+    """The log, while the part is open."""
 
     def __init__(self, run: Start) -> None:
         self._run = run
-        self._metrics: MetricsLog | None = None
-        """The log of metrics; None on other ranks."""
         self._saves: deque[SaveCost] = deque()
         """Saves that are in no record yet."""
         self._evaluation_started = 0.0
@@ -70,9 +66,6 @@ class MetricsWriter(Part):
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Truncates metrics.jsonl to the step at which the run resumes."""
-        if not self._run.world.is_main:
-            yield
-            return
         path = self._run.config.run.output_dir / METRICS
         resumed = MetricsLog.resume(path, step=self._run.steps_done, begun_at=self._run.steps_of_parent)
         with resumed as self._metrics:
@@ -87,15 +80,12 @@ class MetricsWriter(Part):
 
     def recording(self, step: Step) -> None:
         """Writes the record of a step, which changed no parameter if it was skipped or left out."""
-        if self._metrics is None:
-            return
         step.record = self._record(step)
         self._metrics.append(step.record)
 
     def commit(self) -> None:
         """Flushes the metrics to disk; called before a checkpoint of this step is saved."""
-        if self._metrics is not None:
-            self._metrics.commit()
+        self._metrics.commit()
 
     def note_save(self, cost: SaveCost) -> None:
         """Puts what a save has cost into the next record that has none."""
@@ -113,15 +103,13 @@ class MetricsWriter(Part):
         Raises: RunError if it cannot be written, or if another start has taken the directory; DataError for a damaged
         record.
         """
-        if self._metrics is None:
-            return
         output_dir = self._run.config.run.output_dir
         with explained(output_dir / METRICS, then=_SUMMARISE):
             records = read_metrics(output_dir / METRICS)
         if records:
             with named_if_damaged(output_dir / METRICS):
                 summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
-                summary["checkpoints"] = save_totals(records, [cost.to_json() for cost in self._saves])
+                summary["checkpoints"] = save_totals(records, self._saves)
             with explained(output_dir / SUMMARY, action="written", then=_SUMMARISE):
                 save_json(summary, output_dir / SUMMARY, check=partial(require_owned, output_dir))
 
@@ -152,7 +140,7 @@ class MetricsWriter(Part):
         if step.rank_times is not None:
             record["ranks"] = step.rank_times
         if self._saves:
-            record["checkpoint"] = self._saves.popleft().to_json()
+            record["checkpoint"] = self._saves.popleft()
         return record
 
 

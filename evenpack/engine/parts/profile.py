@@ -106,14 +106,6 @@ def category_of(kernel: str) -> str:
     return next((category for category, pattern in CATEGORIES if re.search(pattern, name)), "elementwise")
 
 
-def by_category(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Adds up the seconds of (kernel, seconds); every category is there."""
-    found = dict.fromkeys([*(name for name, _ in CATEGORIES), "elementwise"], 0.0)
-    for kernel, seconds in kernels:
-        found[category_of(kernel)] += seconds
-    return found
-
-
 def kernels_of(events: Iterable[Any], is_cuda: bool) -> list[tuple[str, float]]:
     """Returns (name, seconds) of what ran on the device: on a GPU its kernels, on a CPU the operators.
 
@@ -130,11 +122,14 @@ def kernels_of(events: Iterable[Any], is_cuda: bool) -> list[tuple[str, float]]:
 
 
 def summary_of(kernels: Iterable[tuple[str, float]], *, steps: int) -> dict[str, Any]:
-    """Returns the seconds of a mean step by category, and its longest kernels, from all steps."""
+    """Returns the seconds of a mean step by category, every one of them, and its longest kernels, from all steps."""
     each = [(name, seconds / steps) for name, seconds in kernels]
+    by_category = dict.fromkeys([*(name for name, _ in CATEGORIES), "elementwise"], 0.0)
+    for name, seconds in each:
+        by_category[category_of(name)] += seconds
     longest = sorted(each, key=lambda one: -one[1])[:_LONGEST_LISTED]
     return {
-        "seconds_per_step": by_category(each),
+        "seconds_per_step": by_category,
         "longest": [{"kernel": name, "seconds": seconds, "category": category_of(name)} for name, seconds in longest],
     }
 

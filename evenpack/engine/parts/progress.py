@@ -37,7 +37,7 @@ class ProgressLine(Part):
             self._steps = self._progress.begin("step", done=self._run.steps_done, unit="tokens", counted=True)
 
     def evaluating(self, step: Step) -> None:
-        self._pause_counting()
+        self._pause.enter_context(self._progress.paused())
 
     def evaluated(self, step: Step) -> None:
         self._pause.close()
@@ -56,13 +56,10 @@ class ProgressLine(Part):
             self._progress.note(f"step {step.steps_done}  validation {kind}, {losses}")
 
     def saving(self, step: Step) -> None:
-        self._pause_counting()
+        self._pause.enter_context(self._progress.paused())
 
     def saved(self, step: Step) -> None:
         self._pause.close()
-
-    def _pause_counting(self) -> None:
-        self._pause.enter_context(self._progress.paused())
 
 
 class StepActivities(Part):

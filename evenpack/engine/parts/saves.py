@@ -57,7 +57,8 @@ class Saves(Part):
         self._background.finish()
         doing.enter("saving a checkpoint", step.steps_done)
         self._collect()
-        self._writer.commit()
+        if self._run.start.world.is_main:
+            self._writer.commit()
         training, engine = self._run.start.config.training, self._run.engine.deepspeed
         state = self._run.state(step.steps_done, samples=step.samples, reached_accuracy=step.reached_accuracy)
         result: Checkpoint | SaveError | None = None
@@ -82,14 +83,12 @@ class Saves(Part):
     def _note(self, result: Checkpoint | SaveError, *, seconds: float) -> None:
         if not self._run.start.world.is_main:
             return
-        written: float | None = seconds
-        size = 0
+        cost: SaveCost = {"step": self._step, "pause_seconds": self._pause_seconds}
         if isinstance(result, SaveError):
             log.warning("step %d has no checkpoint, and the run goes on without it: %s", self._step, result)
-            written = None
+            cost["failed"] = 1
         else:
-            size = sum(file.size for file in result.files)
-        cost = SaveCost(step=self._step, pause_seconds=self._pause_seconds, seconds=written, bytes=size)
+            cost |= {"seconds": seconds, "bytes": sum(file.size for file in result.files)}
         self._writer.note_save(cost)
 
     def _warn_of_waiting(self, step: int) -> None:

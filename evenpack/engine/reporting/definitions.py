@@ -4,10 +4,10 @@ A metric is one line where it is measured and one line here; the metrics of a lo
 `docs/metrics.md` holds this list as tables, and a record with a name that is not in it is refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from evenpack.losses import LOSSES_BY_METRIC, Loss
 
@@ -43,25 +43,27 @@ class Metric:
     when: str
     """Which records have it."""
 
-    @property
-    def path(self) -> Path:
-        return tuple(self.name.split("/"))
-
     def is_named(self, path: Path) -> bool:
         """Returns whether the value at `path` of a record is this metric."""
-        return len(path) == len(self.path) and self.begins_with(path)
-
-    def begins_with(self, path: Path) -> bool:
-        """Returns whether the value at `path` is this metric, or an object that holds it."""
-        return all(mine in (*_PLACEHOLDERS, key) for mine, key in zip(self.path, path, strict=False))
+        mine = self.name.split("/")
+        return len(path) == len(mine) and all(
+            key in (*_PLACEHOLDERS, found) for key, found in zip(mine, path, strict=True)
+        )
 
 
 def _metric(
-    name: str, unit: str, over_ranks: Reduction | None, meaning: str, *, when: str = "every step"
+    name: str, unit: str, meaning: str, *, over_ranks: Reduction | None = None, when: str | None = None
 ) -> dict[str, Any]:
-    return {"name": name, "unit": unit, "over_ranks": over_ranks, "meaning": meaning, "when": when}
+    """Returns the values of a metric; `when` is None for the records of `_group`."""
+    return {"name": name, "unit": unit, "meaning": meaning, "over_ranks": over_ranks, "when": when}
 
 
+def _group(group: Group, when: str, metrics: Iterable[dict[str, Any]]) -> list[Metric]:
+    """Returns metrics of a group; `when`: the records that have those which name no others."""
+    return [Metric(group=group, **metric | {"when": metric["when"] or when}) for metric in metrics]
+
+
+_EVERY = "every step"
 _TRAINED = "every step that is not skipped"
 _SEVERAL = "models with several losses"
 _PADDING = "steps with predicted padding"
@@ -84,148 +86,134 @@ WAIT_CAUSES = {
 """The causes of a wait, in the order in which they are charged (`rank_waits.py`), with a reason for people."""
 
 
-def _losses_apart() -> list[dict[str, Any]]:
-    """Returns the metrics of single losses in the records of steps."""
-    return [
-        *(
-            _metric(name, loss.unit, None, f"{_sentence(loss)}.", when=_SEVERAL)
-            for name, loss in LOSSES_BY_METRIC.items()
-        ),
-        *(
-            _metric(loss.optimised_metric, loss.unit, None, f"The {loss.title} whose gradient was taken; it differs "
-                    f"from {name} where model.loss_balancing is not exact.", when=_SEVERAL)
-            for name, loss in LOSSES_BY_METRIC.items()
-        ),
-        *(metric for loss in LOSSES_BY_METRIC.values() for metric in _accuracy_apart(loss, when=_SEVERAL)),
-    ]  # fmt: skip
+def _losses_apart() -> Iterator[dict[str, Any]]:
+    """Yields the metrics of single losses in the records of steps."""
+    for name, loss in LOSSES_BY_METRIC.items():
+        yield _metric(name, loss.unit, f"{loss.title.capitalize()}.")
+        meaning = f"The {loss.title} whose gradient was taken; it differs from {name} where model.loss_balancing is not"
+        yield _metric(loss.optimised_metric, loss.unit, f"{meaning} exact.")
+        yield from _accuracy_apart(loss)
 
 
-def _evaluated_apart() -> list[dict[str, Any]]:
-    """Returns the metrics of single losses in evaluations, whose `loss` is the main one."""
-    found = []
+def _evaluated_apart() -> Iterator[dict[str, Any]]:
+    """Yields the metrics of single losses in evaluations, whose `loss` is the main one."""
     for loss in LOSSES_BY_METRIC.values():
         if loss.accuracy != "accuracy":
-            meaning = f"{_sentence(loss)}: the mean over held-out {loss.counted_by}."
-            found.append(_metric(f"validation/SOURCE/{loss.metric}", loss.unit, None, meaning, when=_EVALUATED_SEVERAL))
-            found += _accuracy_apart(loss, when=_EVALUATED_SEVERAL, place="validation/SOURCE/")
-    return found
+            meaning = f"{loss.title.capitalize()}: the mean over held-out {loss.counted_by}."
+            yield _metric(f"validation/SOURCE/{loss.metric}", loss.unit, meaning, when=_EVALUATED_SEVERAL)
+            yield from _accuracy_apart(loss, place="validation/SOURCE/", when=_EVALUATED_SEVERAL)
 
 
-def _accuracy_apart(loss: Loss, *, when: str, place: str = "") -> list[dict[str, Any]]:
-    """Returns the metric of a loss's accuracy, if it has one of its own: that of the main loss is `accuracy`."""
-    if loss.accuracy in (None, "accuracy"):
-        return []
-    meaning = f"Share of the targets of the {loss.title} that were predicted correctly."
-    return [_metric(f"{place}{loss.accuracy}", "share", None, meaning, when=when)]
+def _accuracy_apart(loss: Loss, *, place: str = "", when: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the metric of a loss's accuracy, if it has one of its own: that of the main loss is `accuracy`."""
+    if loss.accuracy not in (None, "accuracy"):
+        meaning = f"Share of the targets of the {loss.title} that were predicted correctly."
+        yield _metric(f"{place}{loss.accuracy}", "share", meaning, when=when)
 
 
-def _sentence(loss: Loss) -> str:
-    return loss.title[:1].upper() + loss.title[1:]
-
-
-_DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
-    "progress": (
-        _metric("step", "updates", None, "Updates done, this one included; numbered from 1."),
-        _metric("samples", "sequences", None, "Sequences trained on so far, earlier starts included."),
-        _metric("source_epochs/SOURCE", "epochs", None, "Passes over the source so far, skipped steps included."),
-        _metric("left_out/SOURCE/packs", "packs", None, "Packs (or sequences) of an unfinished epoch, not read: "
-                "the stage restarts with packs of another form.", when=_REBUILT),
-        _metric("left_out/SOURCE/epochs", "epochs", None, "Their share of an epoch in the old form.", when=_REBUILT),
-        _metric("world_size", "ranks", None, "Ranks that computed the step.", when=_TRAINED),
-        _metric("order_hash", "hexadecimal", "sum", "64-bit sum of hash(source, pack, slot, sequence id) over what was "
-                "collated: equal for the same data order, whatever the assignment to ranks.", when=_TRAINED),
-        _metric("skipped/packs", "packs", None, "Amount that the step would have held.", when=_SKIPPED),
-        _metric("skipped/sequences", "sequences", None, "Amount that the step would have held.", when=_SKIPPED),
-        _metric("skipped/tokens", "tokens", None, "Amount that the step would have held.", when=_SKIPPED),
-        _metric("skipped/not_finite", "steps", None, "1: the step was computed, and its update left out "
-                "(`training.on_nan`).", when="steps whose gradient is not finite"),
-    ),
-    "training": (
-        _metric("loss", "nats", None, "Exact global mean of the step: the loss per target, or the sum of the losses of "
-                "a model with several, which are logged apart too. Null for a skipped step."),
-        _metric("accuracy", "share", None, "Share of the targets whose label had the highest logit.", when=_TRAINED),
-        _metric("learning_rate", "1", None, "Learning rate of this update."),
-        _metric("gradient_norm", "1", "same", "L2 norm of the global mean gradient before clipping.", when=_TRAINED),
-        _metric("loss_per_real_target", "nats/token", None, "Loss sum divided by the targets that are not padding.",
+DEFINITIONS: tuple[Metric, ...] = (
+    *_group("progress", _EVERY, (
+        _metric("step", "updates", "Updates done, this one included; numbered from 1."),
+        _metric("samples", "sequences", "Sequences trained on so far, earlier starts included."),
+        _metric("source_epochs/SOURCE", "epochs", "Passes over the source so far, skipped steps included."),
+        _metric("left_out/SOURCE/packs", "packs", "Packs (or sequences) of an unfinished epoch, not read: the stage "
+                "restarts with packs of another form.", when=_REBUILT),
+        _metric("left_out/SOURCE/epochs", "epochs", "Their share of an epoch in the old form.", when=_REBUILT),
+        _metric("world_size", "ranks", "Ranks that computed the step.", when=_TRAINED),
+        _metric("order_hash", "hexadecimal", "64-bit sum of hash(source, pack, slot, sequence id) over what was "
+                "collated: equal for the same data order, whatever the assignment to ranks.",
+                over_ranks="sum", when=_TRAINED),
+        _metric("skipped/packs", "packs", "Amount that the step would have held.", when=_SKIPPED),
+        _metric("skipped/sequences", "sequences", "Amount that the step would have held.", when=_SKIPPED),
+        _metric("skipped/tokens", "tokens", "Amount that the step would have held.", when=_SKIPPED),
+        _metric("skipped/not_finite", "steps", "1: the step was computed, and its update left out (`training.on_nan`).",
+                when="steps whose gradient is not finite"),
+    )),
+    *_group("training", _EVERY, (
+        _metric("loss", "nats", "Exact global mean of the step: the loss per target, or the sum of the losses of a "
+                "model with several, which are logged apart too. Null for a skipped step."),
+        _metric("accuracy", "share", "Share of the targets whose label had the highest logit.", when=_TRAINED),
+        _metric("learning_rate", "1", "Learning rate of this update."),
+        _metric("gradient_norm", "1", "L2 norm of the global mean gradient before clipping.",
+                over_ranks="same", when=_TRAINED),
+        _metric("loss_per_real_target", "nats/token", "Loss sum divided by the targets that are not padding.",
                 when=_PADDING),
-        *_losses_apart(),
-    ),
-    "data": (
-        _metric("tokens", "tokens", "sum", "Real tokens, padding left out."),
-        _metric("targets", "targets", "sum", "Positions that count in the loss."),
-        _metric("sequences", "sequences", "sum",
-                "Documents, pieces of documents, or sentence pairs: whatever attends to itself."),
-        _metric("slots", "slots", "sum", "Positions that were computed, padding included."),
-        _metric("segment_room", "segments", "max", "Segments that a micro-batch has room for, empty ones included: for "
-                "each of them a kernel starts blocks.", when=_TRAINED),
-        _metric("padding_share", "share", None, "Share of the slots that hold no real token.", when=_TRAINED),
-        _metric("padding_targets", "targets", "sum", "Targets that are padding within sequences.", when=_PADDING),
-        _metric("source_tokens/SOURCE", "tokens", "sum", "Real tokens of the source."),
-        _metric("host_to_device_bytes", "bytes", "sum", "Size of the batches copied from the hosts to the devices."),
-    ),
-    "throughput": (
-        _metric("step_seconds", "s", None, "Wall time of the step on rank 0, waiting for data included; evaluation and "
-                "saving are not.", when=_TRAINED),
-        _metric("tokens_per_second", "tokens/s", None, "Real tokens over step_seconds.", when=_TRAINED),
-        _metric("targets_per_second", "targets/s", None, "Targets over step_seconds.", when=_TRAINED),
-        _metric("slots_per_second", "slots/s", None, "Slots over step_seconds.", when=_TRAINED),
-        _metric("sequences_per_second", "sequences/s", None, "Sequences over step_seconds.", when=_TRAINED),
-        _metric("mfu", "share", None, "Model FLOPs utilization: operations on real tokens over the dense peak of all "
+    )),
+    *_group("training", _SEVERAL, _losses_apart()),
+    *_group("data", _EVERY, (
+        _metric("tokens", "tokens", "Real tokens, padding left out.", over_ranks="sum"),
+        _metric("targets", "targets", "Positions that count in the loss.", over_ranks="sum"),
+        _metric("sequences", "sequences", "Documents, pieces of documents, or sentence pairs: whatever attends to "
+                "itself.", over_ranks="sum"),
+        _metric("slots", "slots", "Positions that were computed, padding included.", over_ranks="sum"),
+        _metric("segment_room", "segments", "Segments that a micro-batch has room for, empty ones included: for each "
+                "of them a kernel starts blocks.", over_ranks="max", when=_TRAINED),
+        _metric("padding_share", "share", "Share of the slots that hold no real token.", when=_TRAINED),
+        _metric("padding_targets", "targets", "Targets that are padding within sequences.",
+                over_ranks="sum", when=_PADDING),
+        _metric("source_tokens/SOURCE", "tokens", "Real tokens of the source.", over_ranks="sum"),
+        _metric("host_to_device_bytes", "bytes", "Size of the batches copied from the hosts to the devices.",
+                over_ranks="sum"),
+    )),
+    *_group("throughput", _TRAINED, (
+        _metric("step_seconds", "s", "Wall time of the step on rank 0, waiting for data included; evaluation and "
+                "saving are not."),
+        _metric("tokens_per_second", "tokens/s", "Real tokens over step_seconds."),
+        _metric("targets_per_second", "targets/s", "Targets over step_seconds."),
+        _metric("slots_per_second", "slots/s", "Slots over step_seconds."),
+        _metric("sequences_per_second", "sequences/s", "Sequences over step_seconds."),
+        _metric("mfu", "share", "Model FLOPs utilization: operations on real tokens over the dense peak of all "
                 "devices.", when="devices whose peak is known"),
-        _metric("left_eager", "functions", "max", "Functions that torch.compile has given up so far on a rank, which "
-                "run uncompiled and slower; 0 is right.", when="runs with training.compile"),
-    ),
-    "waiting": (
-        _metric("loader_seconds", "s", "mean", "Time for which a rank waited for its batches.", when=_TRAINED),
-        _metric("compute_seconds_mean", "s", "mean", "Forward and backward passes of a rank, without "
-                "the all-reduce after them. At ZeRO 2 and 3 ranks wait for one another in each backward pass, and that "
-                "counts here.",
-                when=_TRAINED),
-        _metric("compute_seconds_max", "s", "max",
-                "Forward and backward passes of the slowest rank, for which the others wait.",
-                when=_TRAINED),
-        *(_metric(f"wait_{cause}_seconds", "s", None, f"Time for which the mean rank waited {reason}.", when=_SPLIT)
+        _metric("left_eager", "functions", "Functions that torch.compile has given up so far on a rank, which run "
+                "uncompiled and slower; 0 is right.", over_ranks="max", when="runs with training.compile"),
+    )),
+    *_group("waiting", _TRAINED, (
+        _metric("loader_seconds", "s", "Time for which a rank waited for its batches.", over_ranks="mean"),
+        _metric("compute_seconds_mean", "s", "Forward and backward passes of a rank, without the all-reduce after "
+                "them. At ZeRO 2 and 3 ranks wait for one another in each backward pass, and that counts here.",
+                over_ranks="mean"),
+        _metric("compute_seconds_max", "s", "Forward and backward passes of the slowest rank, for which the others "
+                "wait.", over_ranks="max"),
+    )),
+    *_group("waiting", _SPLIT, (
+        *(_metric(f"wait_{cause}_seconds", "s", f"Time for which the mean rank waited {reason}.")
           for cause, reason in WAIT_CAUSES.items()),
-        _metric("slow_ranks", "ranks", None, "Ranks that are named as slow, by the steps before.", when=_SPLIT),
-    ),
-    "checkpoint": (
-        _metric("checkpoint/step", "updates", None, "The step after which the checkpoint was saved.", when=_SAVED),
-        _metric("checkpoint/pause_seconds", "s", None, "Time for which training stood still on rank 0: a wait for the "
-                "save before, the copy to host memory; without `checkpoint_in_background` all of the save.",
-                when=_SAVED),
-        _metric("checkpoint/seconds", "s", None, "Time until the checkpoint was complete on disk, and obsolete ones "
-                "were removed.", when=_WRITTEN),
-        _metric("checkpoint/bytes", "bytes", None, "Size of its files, of all ranks.", when=_WRITTEN),
-        _metric("checkpoint/failed", "checkpoints", None, "1: it could not be written, and the run went on without it.",
+        _metric("slow_ranks", "ranks", "Ranks that are named as slow, by the steps before."),
+    )),
+    *_group("checkpoint", _SAVED, (
+        _metric("checkpoint/step", "updates", "The step after which the checkpoint was saved."),
+        _metric("checkpoint/pause_seconds", "s", "Time for which training stood still on rank 0: a wait for the save "
+                "before, the copy to host memory; without `checkpoint_in_background` all of the save."),
+        _metric("checkpoint/seconds", "s", "Time until the checkpoint was complete on disk, and obsolete ones were "
+                "removed.", when=_WRITTEN),
+        _metric("checkpoint/bytes", "bytes", "Size of its files, of all ranks.", when=_WRITTEN),
+        _metric("checkpoint/failed", "checkpoints", "1: it could not be written, and the run went on without it.",
                 when="the same, if it failed"),
-    ),
-    "ranks": (
-        _metric("ranks/steps", "steps", None, "Steps since the previous such record; the values below are over them.",
-                when=_GATHERED),
-        _metric("ranks/compute_seconds", "s", None,
-                "Sum over these steps; a list in the order of ranks, as are the next ones.",
-                when=_GATHERED),
-        _metric("ranks/compute_seconds_max", "s", None, "Compute time of the longest of these steps.", when=_GATHERED),
-        _metric("ranks/compute_seconds_deviation", "s", None, "Standard deviation over these steps.", when=_GATHERED),
-        _metric("ranks/sequences", "sequences", None, "Sequences that the rank computed.", when=_GATHERED),
-        _metric("ranks/tokens", "tokens", None, "Real tokens that the rank computed.", when=_GATHERED),
-        _metric("ranks/slots", "slots", None, "Slots that the rank computed, padding included.", when=_GATHERED),
-        _metric("ranks/squared_lengths", "tokens²", None, "Σ length² over real segments.", when=_GATHERED),
-        _metric("ranks/pairs_within/WINDOW", "tokens²", None, "Pairs of tokens of a real segment that are at most so "
-                "far apart, for each window of the model's layers.", when=f"{_GATHERED}, models with windows"),
-        _metric("ranks/split_steps", "steps", None, "Steps of these whose waits are split; the values below are over "
-                "them.", when=_GATHERED_SPLIT),
-        _metric("ranks/cost", "1", None, "Planned cost of the rank's work, in the unit of its assignment.",
-                when=_GATHERED_SPLIT),
-        _metric("ranks/work_seconds", "s", None, "Time for which the rank's device computed: on a GPU compute_seconds, "
-                "on a CPU the time that the process had of it.", when=_GATHERED_SPLIT),
-        *(_metric(f"ranks/wait_{cause}_seconds", "s", None, f"Time for which the rank waited {reason}.",
-                  when=_GATHERED_SPLIT) for cause, reason in WAIT_CAUSES.items()),
-        _metric("ranks/waited_for_seconds", "s", None, "Time for which all others together waited for this rank.",
-                when=_GATHERED_SPLIT),
-        _metric("ranks/slowness", "share", None, "By how much more than the mean rank it needs for the same work, over "
-                "its last steps.", when=_GATHERED_SPLIT),
-        *(_metric(f"ranks/{kind}_{name}", unit, None, meaning, when=_GATHERED_SPLIT)
+    )),
+    *_group("ranks", _GATHERED, (
+        _metric("ranks/steps", "steps", "Steps since the previous such record; the values below are over them."),
+        _metric("ranks/compute_seconds", "s", "Sum over these steps; a list in the order of ranks, as are the next "
+                "ones."),
+        _metric("ranks/compute_seconds_max", "s", "Compute time of the longest of these steps."),
+        _metric("ranks/compute_seconds_deviation", "s", "Standard deviation over these steps."),
+        _metric("ranks/sequences", "sequences", "Sequences that the rank computed."),
+        _metric("ranks/tokens", "tokens", "Real tokens that the rank computed."),
+        _metric("ranks/slots", "slots", "Slots that the rank computed, padding included."),
+        _metric("ranks/squared_lengths", "tokens²", "Σ length² over real segments."),
+        _metric("ranks/pairs_within/WINDOW", "tokens²", "Pairs of tokens of a real segment that are at most so far "
+                "apart, for each window of the model's layers.", when=f"{_GATHERED}, models with windows"),
+    )),
+    *_group("ranks", _GATHERED_SPLIT, (
+        _metric("ranks/split_steps", "steps", "Steps of these whose waits are split; the values below are over them."),
+        _metric("ranks/cost", "1", "Planned cost of the rank's work, in the unit of its assignment."),
+        _metric("ranks/work_seconds", "s", "Time for which the rank's device computed: on a GPU compute_seconds, on a "
+                "CPU the time that the process had of it."),
+        *(_metric(f"ranks/wait_{cause}_seconds", "s", f"Time for which the rank waited {reason}.")
+          for cause, reason in WAIT_CAUSES.items()),
+        _metric("ranks/waited_for_seconds", "s", "Time for which all others together waited for this rank."),
+        _metric("ranks/slowness", "share", "By how much more than the mean rank it needs for the same work, over its "
+                "last steps."),
+        *(_metric(f"ranks/{kind}_{name}", unit, meaning)
           for kind in ("compute", "loader")
           for name, unit, meaning in (
               ("slow_since", "step", f"Step since which its {kind} is slow; null if it is not."),
@@ -233,33 +221,20 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
                "their compute; null if it is not slow."),
               ("least_slowdown", "share", f"Smallest slowdown of its {kind} that is named; null before it is learned."),
           )),
-    ),
-    "validation": (
-        _metric("validation/SOURCE/loss", "nats/token", None, "Mean over held-out targets: next tokens, or masked ones "
-                "(without next sentences).", when=_EVALUATED),
-        _metric("validation/SOURCE/perplexity", "1", None, "exp(loss).", when=_EVALUATED),
-        _metric("validation/SOURCE/accuracy", "share", None,
-                "Share of the held-out targets that were predicted correctly.", when=_EVALUATED),
+    )),
+    *_group("validation", _EVALUATED, (
+        _metric("validation/SOURCE/loss", "nats/token", "Mean over held-out targets: next tokens, or masked ones "
+                "(without next sentences)."),
+        _metric("validation/SOURCE/perplexity", "1", "exp(loss)."),
+        _metric("validation/SOURCE/accuracy", "share", "Share of the held-out targets that were predicted correctly."),
         *_evaluated_apart(),
-        _metric("validation/SOURCE/targets", "targets", None, "Held-out targets that the means are over.",
-                when=_EVALUATED),
-        _metric("validation/SOURCE/sequences", "sequences", None, "Held-out sequences that were evaluated.",
-                when=_EVALUATED),
-        _metric("validation/SOURCE/packs", "packs", None, "Held-out packs that were evaluated.", when=_EVALUATED),
-        _metric("evaluation_seconds", "s", None, "Time that the evaluation took.", when=_EVALUATED),
-    ),
-}  # fmt: skip
-
-DEFINITIONS = tuple(Metric(group=group, **values) for group in get_args(Group) for values in _DEFINED[group])
+        _metric("validation/SOURCE/targets", "targets", "Held-out targets that the means are over."),
+        _metric("validation/SOURCE/sequences", "sequences", "Held-out sequences that were evaluated."),
+        _metric("validation/SOURCE/packs", "packs", "Held-out packs that were evaluated."),
+        _metric("evaluation_seconds", "s", "Time that the evaluation took."),
+    )),
+)  # fmt: skip
 """All metrics, in the order in which `docs/metrics.md` lists them."""
-
-
-def _parts_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields each value and each object of a record with its path."""
-    for key, value in record.items():
-        yield (*above, key), value
-        if isinstance(value, Mapping):
-            yield from _parts_of(value, (*above, key))
 
 
 @cache
@@ -271,11 +246,17 @@ def find_metric(path: Path) -> Metric:
     return found
 
 
-def values_of(record: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """Yields each value of a record with its path; an object that is null has none."""
-    for path, value in _parts_of(record):
-        is_null_object = value is None and not any(metric.is_named(path) for metric in DEFINITIONS)
-        if not isinstance(value, Mapping) and not is_null_object:
+def values_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields each value of a record with its path; an object that is null has none.
+
+    Args:
+        above: path of the record, if it is an object in another.
+    """
+    for key, value in record.items():
+        path = (*above, key)
+        if isinstance(value, Mapping):
+            yield from values_of(value, path)
+        elif value is not None or any(metric.is_named(path) for metric in DEFINITIONS):
             yield path, value
 
 

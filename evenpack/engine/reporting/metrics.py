@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -47,18 +47,26 @@ class MetricsLog:
         """
         require_owned(path.parent)
         with explained(path, action="read or written"):
-            _keep_unrelated_records(path, step, begun_at)
-            before = _count_lines(path)
+            found = [record["step"] for _, record in _whole_records(path)] if path.exists() else []
+            if found and step == begun_at:
+                path.replace(kept := _free_name(path))
+                log.warning(
+                    "the run begins after step %d, so %s of an earlier start is kept as %s", step, path, kept.name
+                )
+                found = []
+            kept_lines = (line for line, record in _whole_records(path) if record["step"] <= step) if found else ()
             path.parent.mkdir(parents=True, exist_ok=True)
             with ExitStack() as opened:
                 with atomic_path(path, check=partial(require_owned, path.parent)) as temporary:
                     with temporary.open("wb") as file:
-                        file.writelines(_lines_up_to(path, step) if before else ())
+                        file.writelines(kept_lines)
                     resumed = opened.enter_context(cls(temporary, gets_name=path))
                 opened.pop_all()
-            removed = before - _count_lines(path)
-        if removed:
-            log.info("truncated %s to step %d: %d lines removed", path, step, removed)
+        if removed := sum(number > step for number in found):
+            log.info("truncated %s to step %d: %d records removed", path, step, removed)
+        logged = {number for number in found if begun_at < number <= step}
+        if missing := step - begun_at - len(logged):
+            log.warning("%s lacks %d steps before the checkpoint: totals in summary.json leave them out", path, missing)
         return resumed
 
     def append(self, record: dict[str, Any]) -> None:
@@ -139,7 +147,7 @@ def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
     return found
 
 
-def save_totals(records: Sequence[dict[str, Any]], unrecorded: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def save_totals(records: Sequence[dict[str, Any]], unrecorded: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the costs of all saves of a run.
 
     `unrecorded`: those after whose end there was no step. The last save of an earlier start is in no record, so it is
@@ -163,32 +171,10 @@ def seconds_of(records: Sequence[dict[str, Any]]) -> float:
     return sum(each, start=0.0)
 
 
-def _count_lines(path: Path) -> int:
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
-
-
-def _keep_unrelated_records(path: Path, step: int, begun_at: int) -> None:
-    """Keeps the log of a run without a checkpoint under another name; warns of steps that a log lacks."""
-    logged = {record["step"] for _, record in _whole_records(path)} if path.exists() else set()
-    missing = step - begun_at - sum(begun_at < number <= step for number in logged)
-    if step == begun_at and logged:
-        path.replace(kept := _free_name(path))
-        log.warning("the run begins after step %d, so %s of an earlier start is kept as %s", step, path, kept.name)
-    elif missing:
-        log.warning("%s lacks %d steps before the checkpoint: totals in summary.json leave them out", path, missing)
-
-
 def _free_name(path: Path) -> Path:
     """Returns a free name beside `path` under which a file of an earlier run is kept."""
     numbers = itertools.count(1)
     return next(name for n in numbers if not (name := path.with_name(f"{path.stem}.kept_{n}{path.suffix}")).exists())
-
-
-def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
-    return (line for line, record in _whole_records(path) if record["step"] <= step)
 
 
 def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

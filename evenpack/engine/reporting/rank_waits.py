@@ -20,7 +20,7 @@ each rank judges itself, and the cost does not depend on their number.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float64
@@ -146,12 +146,6 @@ class Rule:
             slowdown=slowdown,
         )
 
-    def delay(self, slowdown: float) -> float:
-        """Returns the steps until a constant slowdown is named, as an expectation; infinite for one below half."""
-        shift = (1.0 - self.memory) * slowdown / self.scale
-        gains = [(one.threshold, min(shift, one.clip) - self.reference) for one in self.sums]
-        return min((threshold / gain if gain > 0 else math.inf) for threshold, gain in gains)
-
 
 class SlowTest:
     """Judges one rank in one kind, step by step."""
@@ -160,21 +154,16 @@ class SlowTest:
         """`per_step` is that of `Rule.learn`."""
         self._per_step = per_step
         self._learning: list[float] = []
-        self._before = self._back = self._excess = self._slow_by = 0.0
+        self._before = self._back = self._excess = 0.0
         self._sums = [0.0, 0.0]
         self._onset = self._steps = 0
         self.rule: Rule | None = None
         """None while it is learned."""
         self.since: int | None = None
         """The step since which the rank is slow; None if it is not."""
-
-    @property
-    def slow_by(self) -> float | None:
-        """The mean slowdown since then, as a share of what the others need; None if it is not slow.
-
-        Steps after which nothing but healthy ones have come so far are left out: they may be its recovery.
-        """
-        return None if self.since is None else self._slow_by
+        self.slow_by: float | None = None
+        """The mean slowdown since then, as a share of what the others need; None if it is not slow. Steps after which
+        nothing but healthy ones have come so far are left out: they may be its recovery."""
 
     def observe(self, step: int, excess: float) -> bool:
         """Takes the excess of a step as a share; returns whether the rank has just become slow, or well again."""
@@ -196,14 +185,14 @@ class SlowTest:
             self._sums = [max(0.0, sum_ + gain - rule.reference) for sum_, gain in zip(self._sums, gains, strict=True)]
             is_changed = self._sums[0] >= fast.threshold or self._sums[1] >= wide.threshold
             if is_changed:
-                self.since, self._back, self._slow_by = self._onset, 0.0, self._excess / self._steps
+                self.since, self._back, self.slow_by = self._onset, 0.0, self._excess / self._steps
             return is_changed
         self._back = max(0.0, self._back + rule.reference - wide.value(news))
         if self._back == 0.0:
-            self._slow_by = self._excess / self._steps
+            self.slow_by = self._excess / self._steps
         is_changed = self._back >= fast.threshold
         if is_changed:
-            self.since, self._sums = None, [0.0, 0.0]
+            self.since, self.slow_by, self._sums = None, None, [0.0, 0.0]
         return is_changed
 
 
@@ -304,10 +293,7 @@ class WaitModel:
     def __init__(self, *, rank_count: int, planned_steps: int) -> None:
         self._ranks = rank_count
         per_step = FALSE_ALARM_PROBABILITY / (rank_count * max(planned_steps, 1) * 2)
-        self.tests: dict[Kind, SlowTest] = {
-            "compute": SlowTest(per_step=per_step),
-            "loader": SlowTest(per_step=per_step),
-        }
+        self.tests: dict[Kind, SlowTest] = {kind: SlowTest(per_step=per_step) for kind in get_args(Kind)}
         self._fit = CostFit()
         self._seen = 0
         self.slowness = 0.0

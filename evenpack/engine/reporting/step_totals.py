@@ -234,8 +234,7 @@ def reduce_over_ranks(world: World, sums: SumsT, maxima: MaximaT) -> tuple[SumsT
     Every rank calls it with the same fields.
     """
     added, greatest = list(_numbers(sums)), list(_numbers(maxima))
-    reduced = world.all_sum(_vector([*added, *greatest], world), maxima=len(greatest)).tolist()
-    values = iter(reduced)
+    values = iter(world.all_sum(_vector([*added, *greatest], world), maxima=len(greatest)).tolist())
     return _with_numbers(sums, values), _with_numbers(maxima, values)
 
 

@@ -164,14 +164,7 @@ class ResolvedRun:
             is_same = prepared.directory == data[-1].directory
             data.append(prepared.following(data[-1].follows if is_same else (data[-1], forms)))
         return tuple(
-            replace(
-                self,
-                config=config,
-                settled=SettledRun.as_stated(config),
-                prepared=prepared,
-                shape=_shaped(self.shape, config.training),
-                part=index,
-            )
+            replace(self._under(config, prepared), part=index)
             for index, ((_, config), prepared) in enumerate(zip(found, data, strict=True))
         )
 
@@ -230,16 +223,14 @@ class ResolvedRun:
             return tuple(chain.from_iterable(part.of_stages for part in self.parts))
         if not self.config.stages:
             return (self,)
-        return tuple(
-            replace(
-                self,
-                config=config,
-                settled=SettledRun.as_stated(config),
-                prepared=self.prepared.drawn_by(config.data),
-                shape=_shaped(self.shape, config.training),
-            )
-            for _, config in self.config.staged()
-        )
+        return tuple(self._under(one, self.prepared.drawn_by(one.data)) for _, one in self.config.staged())
+
+    def _under(self, config: RunConfig, prepared: PreparedData) -> "ResolvedRun":
+        """Returns the run by the settings of one of its parts or stages."""
+        training = config.training
+        items, at_once = training.items_per_step, training.items_per_micro_batch
+        shape = replace(self.shape, items_per_step=items, items_per_micro_batch=at_once)
+        return replace(self, config=config, settled=SettledRun(config=config), prepared=prepared, shape=shape)
 
     @cached_property
     def shares(self) -> dict[str, Fraction]:
@@ -311,10 +302,7 @@ class ResolvedRun:
         )
 
     def pipeline_settings(self, world: "World") -> "PipelineSettings":
-        """Returns the settings of this rank's data pipeline."""
-        return self._pipeline_settings(rank=world.rank, ranks=world.size, pin_memory=world.device.type == "cuda")
-
-    def _pipeline_settings(self, *, rank: int, ranks: int, pin_memory: bool) -> "PipelineSettings":
+        """Returns the settings of this rank's data pipeline. Raises: ConfigError for a run of several parts."""
         from evenpack.data.batches.pipeline import PipelineSettings
 
         if self.part is None and len(self.parts) > 1:
@@ -326,10 +314,10 @@ class ResolvedRun:
             seed=self.config.run.seed,
             objective=self.objective,
             shape=self.shape,
-            ranks=ranks,
-            rank=rank,
+            ranks=world.size,
+            rank=world.rank,
             loader_workers=self.config.training.loader_workers,
-            pin_memory=pin_memory,
+            pin_memory=world.device.type == "cuda",
             stages=self.stages if len(self.stages) > 1 else (),
         )
 
@@ -382,11 +370,6 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         run_file=config,
         data_of_parts=(prepared, *(_form(one, prepared) for _, one in config.parts[1:])),
     )
-
-
-def _shaped(shape: StepShape, training: TrainingSection) -> StepShape:
-    """Returns the shape of the steps of another stage."""
-    return replace(shape, items_per_step=training.items_per_step, items_per_micro_batch=training.items_per_micro_batch)
 
 
 def _form(config: RunConfig, first: PreparedData) -> PreparedData:

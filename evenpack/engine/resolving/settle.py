@@ -50,13 +50,9 @@ class SettledRun:
     config: RunConfig
     """The run file with the computed values and without the keys from which they were computed, so that training with
     it gives the same run."""
-    adjustment: tuple[str, ...]
-    """Lines for people: what was computed, with old and new values and the effect of rounding. Empty if nothing was."""
-
-    @classmethod
-    def as_stated(cls, config: RunConfig) -> "SettledRun":
-        """Returns a run whose file states all values itself."""
-        return cls(config=config, adjustment=())
+    adjustment: tuple[str, ...] = ()
+    """Lines for people: what was computed, with old and new values and the effect of rounding. Empty if the run file
+    states all values itself."""
 
     def micro_batches(self, ranks: int) -> int:
         """Returns the micro-batches of each rank in each step.
@@ -77,7 +73,7 @@ def settle_prepared(config: RunConfig, prepared: PreparedData) -> SettledRun:
     training = config.training
     is_stated = training.steps is not None and training.stated_items_per_step is not None
     if is_stated and training.packing_adjustment == "none":
-        return SettledRun.as_stated(config)
+        return SettledRun(config=config)
     return settle(config, DataFacts.of(prepared, training.batching))
 
 
@@ -98,7 +94,7 @@ def settle(config: RunConfig, facts: DataFacts) -> SettledRun:
     if config.training.steps is None:
         _settle_length(config, items, facts, values)
     if not values.lines:
-        return SettledRun.as_stated(config)
+        return SettledRun(config=config)
     origin = values.lines[0] if len(values.lines) == 1 else "\n  ".join([*values.lines, "with these numbers"])
     sections = {"training": values.training, "optimizer": values.optimizer, "schedule": values.schedule}
     settled = with_values(config, sections, origin=origin)
@@ -245,15 +241,7 @@ def _settle_length(config: RunConfig, items: int, facts: DataFacts, values: _Val
     # The model is built to be counted, which takes a second, only where its length is in parameters.
     parameters = None if training.chinchilla_ratio is None else parameters_of(config, facts.vocabulary_size)
     samples, tokens = items * facts.item.sequences, items * facts.item.tokens
-    steps = steps_of(training, facts, items_per_step=items, parameters=parameters)
-    if training.epochs is not None:
-        given = f"training.epochs {training.epochs:g} ({facts.items_per_epoch:,} {training.batching} each)"
-    elif training.chinchilla_ratio is not None:
-        given = f"training.chinchilla_ratio {training.chinchilla_ratio:g} ({parameters:,} parameters)"
-    elif training.tokens is not None:
-        given = f"training.tokens {training.tokens:,}"
-    else:
-        given = f"training.max_samples {training.max_samples}"
+    steps, given = steps_of(training, facts, items_per_step=items, parameters=parameters)
     values.training |= dict.fromkeys(LENGTHS) | {"steps": steps}
     values.lines.append(
         f"{given}: training.steps {steps}, of {float(samples):,.1f} samples and {float(tokens):,.1f} tokens each on "
@@ -261,8 +249,10 @@ def _settle_length(config: RunConfig, items: int, facts: DataFacts, values: _Val
     )
 
 
-def steps_of(training: TrainingSection, facts: DataFacts, *, items_per_step: int, parameters: int | None) -> int:
-    """Returns the number of steps of a run, whatever the unit of its length.
+def steps_of(
+    training: TrainingSection, facts: DataFacts, *, items_per_step: int, parameters: int | None
+) -> tuple[int, str]:
+    """Returns the number of steps of a run whose length is in another unit, and that length for people.
 
     Args:
         items_per_step: packs or sequences, by `training.batching`.
@@ -273,19 +263,20 @@ def steps_of(training: TrainingSection, facts: DataFacts, *, items_per_step: int
     samples, tokens = items_per_step * facts.item.sequences, items_per_step * facts.item.tokens
     if training.epochs is not None:
         assert facts.items_per_epoch is not None, "a length in epochs needs data whose epochs are known"
-        return math.ceil(Fraction(str(training.epochs)) * facts.items_per_epoch / items_per_step)
-    if training.max_samples is not None:
-        _require_a_step("max_samples", training.max_samples, holds=samples, unit="samples")
-        return math.floor(training.max_samples / samples)
-    if training.tokens is not None:
-        _require_a_step("tokens", training.tokens, holds=tokens, unit="tokens")
-        return math.ceil(training.tokens / tokens)
+        given = f"training.epochs {training.epochs:g} ({facts.items_per_epoch:,} {training.batching} each)"
+        return math.ceil(Fraction(str(training.epochs)) * facts.items_per_epoch / items_per_step), given
     if training.chinchilla_ratio is not None:
         assert parameters is not None, "a length by parameters needs a model that is counted"
         ratio, holds = Fraction(str(training.chinchilla_ratio)), tokens / parameters
         _require_a_step("chinchilla_ratio", ratio, holds=holds, unit="tokens per parameter")
-        return math.ceil(ratio / holds)
-    return training.planned_steps
+        given = f"training.chinchilla_ratio {training.chinchilla_ratio:g} ({parameters:,} parameters)"
+        return math.ceil(ratio / holds), given
+    if training.tokens is not None:
+        _require_a_step("tokens", training.tokens, holds=tokens, unit="tokens")
+        return math.ceil(training.tokens / tokens), f"training.tokens {training.tokens:,}"
+    assert training.max_samples is not None, "a run file has one length"
+    _require_a_step("max_samples", training.max_samples, holds=samples, unit="samples")
+    return math.floor(training.max_samples / samples), f"training.max_samples {training.max_samples}"
 
 
 def _require_a_step(key: str, asked: int | Fraction, *, holds: Fraction, unit: str) -> None:

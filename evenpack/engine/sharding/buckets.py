@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from evenpack.engine.optimizers.norms import tensor_norms
-from evenpack.engine.sharding.base import GradientReduction
+from evenpack.engine.sharding.stages import GradientReduction
 
 
 class BucketedReduction(GradientReduction):

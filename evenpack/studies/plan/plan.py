@@ -17,9 +17,8 @@ from jaxtyping import Float64
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.assignment import StepAssignment
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
-from evenpack.engine.config import CHINCHILLA_RATIO, RunConfig
+from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.memory.estimate import RunMemory, run_memory
 from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.engine.resolving.data_facts import AverageItem, drawn_shares, order_of
 from evenpack.engine.resolving.resolve import ResolvedRun
@@ -31,12 +30,16 @@ from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
 from evenpack.studies.lengths.statistics import LengthStatistics, length_statistics
 from evenpack.studies.plan.data import RunData, settled_data
+from evenpack.studies.plan.memory import RunMemory, run_memory
 from evenpack.studies.plan.options import PlanOptions
 from evenpack.studies.plan.rates import Rate, rate_of_cost_model, rate_of_device, timed_rate
 from evenpack.units import counted
 from evenpack.visible_pairs import total_pairs_within
 
 log = logging.getLogger(__name__)
+
+CHINCHILLA_RATIO = 20
+"""Tokens per parameter for about the lowest loss at a given number of operations (Hoffmann et al. 2022)."""
 
 TRAINING_FLOPS = 6
 """Operations per parameter and token of training: forward, and backward of twice that (Kaplan et al. 2020, 2.1)."""
@@ -321,7 +324,7 @@ def _stages(
                 changes={} if index == 0 else config.stages[index - 1].changes,
                 learning_rate=one.optimizer.learning_rate,
                 shares={name: float(share) for name, share in drawn_shares(one).items()},
-                step=_step(SettledRun.as_stated(one), of_stage, ranks, run, steps),
+                step=_step(SettledRun(config=one), of_stage, ranks, run, steps),
                 memory=memories[size],
             )
         )

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from evenpack.console import pairs, percent, text
-from evenpack.engine.config import CHINCHILLA_RATIO
-from evenpack.engine.memory.text import memory_text
-from evenpack.studies.columns import Column, table_of
-from evenpack.studies.plan.plan import TRAINING_FLOPS, Hours, PlannedData, PlannedStep, RunPlan
+from evenpack.engine.memory.estimate import FREE_SHARE
+from evenpack.studies.columns import Column, table_of, wide_table_of
+from evenpack.studies.plan.memory import RunMemory
+from evenpack.studies.plan.plan import CHINCHILLA_RATIO, TRAINING_FLOPS, Hours, PlannedData, PlannedStep, RunPlan
 from evenpack.units import counted
 
 _ROW_MULTIPLE = 16
 """Multiple of rows for which matrix products on tensor cores are made, in FP8 too."""
+
+_PARTS_OF_MEMORY = ("parameters", "gradients", "optimizer", "activations", "head", "buffers", "total")
 
 _UNITS = ((1.0, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds"))
 """Hours of each unit in which a duration is shown."""
@@ -36,7 +38,7 @@ def plan_shown(plan: RunPlan, *, shell_line: str | None = None) -> Iterator[Rend
     yield pairs(step_rows(plan.step), title="A step of the first stage" if plan.stages else "A step")
     if plan.stages:
         yield table_of(plan.stages, _STAGE_COLUMNS, title="Stages")
-    yield text(memory_text(plan.memory, batching=plan.step.batching))
+    yield from memory_shown(plan.memory, batching=plan.step.batching)
     yield pairs(_cost(plan), title="Cost")
     yield from _start(plan, shell_line)
 
@@ -160,6 +162,42 @@ def _shapes(step: PlannedStep) -> str:
             f"{batching}_per_micro_batch, or prepare with another pack_length"
         )
     return shown
+
+
+def memory_shown(found: RunMemory, *, batching: str) -> Iterator[RenderableType]:
+    """Returns the memory of each phase of a step, and what fits."""
+    size, peak = found.size, found.memory.peak
+    scale, unit = (1e-9, "GB") if peak.total >= 1e9 else (1e-6, "MB")
+    columns = (
+        Column("phase", lambda phase: f"{phase.phase} (peak)" if phase is peak else phase.phase),
+        *(Column(part, form=",.2f", scale=scale) for part in _PARTS_OF_MEMORY),
+    )
+    title = f"Memory of one rank of {found.ranks:,}, estimated for a GPU, in {unit}"
+    yield wide_table_of(found.memory.phases, columns, title=title)
+    yield text(
+        f"A micro-batch is {found.items_per_micro_batch:,} {batching}: {size.slots:,} slots, "
+        f"{size.head_rows:,} rows of logits."
+    )
+    if lines := [*_what_fits(found, batching), *(f"Note: {note}" for note in found.notes)]:
+        yield text("\n".join(lines))
+
+
+def _what_fits(found: RunMemory, batching: str) -> Iterator[str]:
+    if found.usable is None or found.capacity is None:
+        return
+    yield (
+        f"It {'fits' if found.fits else 'does not fit'} into {found.usable / 1e9:,.1f} GB of "
+        f"{found.device or 'the device'}'s {found.capacity / 1e9:,.0f}, {float(FREE_SHARE):.0%} being left for what is "
+        "not estimated."
+    )
+    if found.largest is not None:
+        largest = f"training.{batching}_per_micro_batch={found.largest.items_per_micro_batch}"
+        yield f"The largest micro-batch that fits and divides the step: {largest}, {found.largest.total / 1e9:,.2f} GB"
+    else:
+        yield (
+            "Not even a micro-batch of one does. Try model.activation_checkpointing=true, deepspeed.zero_stage=1 or 3 "
+            "(not with LAMB), shorter packs (data.pack_length), a device with more memory, or more ranks"
+        )
 
 
 def _cost(plan: RunPlan) -> dict[str, str]:

@@ -55,7 +55,7 @@ def staged(config: RunConfig, stages: Stages, **training: Any) -> RunConfig:
         ([{"step": 4}], {}, "stages, step 4: it changes nothing"),
         ([STAGES[1], STAGES[0]], {}, "that of step 4 comes after that of step 9"),
         ([STAGES[0], STAGES[0]], {}, "that of step 4 comes after that of step 4"),
-        ([{"step": 13, WIKI: 2}], {}, r"one of step 13, above training.steps \(12\)"),
+        ([{"step": 13, WIKI: 2}], {}, r"stages names step 13, above training.steps \(12\)"),
         (STAGES, {"steps": None, "epochs": 2.0}, "by steps.*: give training.steps"),
         (STAGES, {"packing_adjustment": "fewer_accumulations"}, "set training.packing_adjustment=none"),
     ],

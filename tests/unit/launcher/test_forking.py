@@ -53,7 +53,7 @@ def checkpoint_of(config: RunConfig, path: Path, *, step: int) -> Checkpoint:
         reached_accuracy=None,
         samples=0,
     )
-    return Checkpoint(path=path, state=state, files=(), saved_at=0.0)
+    return Checkpoint(path=path, state=state, files=())
 
 
 @pytest.mark.parametrize(("has_moved", "place"), [(False, "trunk"), (True, "moved")])

@@ -29,12 +29,12 @@ from evenpack.engine.checkpoints.files import (
     list_files,
     read_manifest,
     remove_checkpoint,
+    whole_by_size,
     write_manifest,
 )
-from evenpack.engine.checkpoints.keeping import KeepPolicy, whole_by_size
 from evenpack.engine.checkpoints.loading import load_checkpoint, newest_whole, whole_at
-from evenpack.engine.checkpoints.saving import CheckpointWriter
-from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
+from evenpack.engine.checkpoints.shards import saved_tensors
 from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, RunError, SaveError, UnjudgedCheckpointError
 
@@ -450,7 +450,7 @@ class TestUnjudged:
         monkeypatch.setattr("torch.serialization._open_file_like", refuse_to_open)
         monkeypatch.setattr("torch._C.PyTorchFileReader", refuse_to_open)
         with pytest.raises(UnjudgedCheckpointError, match=r"mp_rank_00_model_states.pt cannot be read .*Too many open"):
-            load_model_weights(checkpoint)
+            saved_tensors(checkpoint).weights()
 
 
 class TestOfOthers:
@@ -547,7 +547,7 @@ class TestWeights:
     def test_weights_come_out_as_they_went_in_and_outlive_the_checkpoint(self, tmp_path: Path):
         save_steps(tmp_path, 1)
         path = tmp_path / "step_000001"
-        weights = load_model_weights(read_manifest(path))
+        weights = saved_tensors(read_manifest(path)).weights()
         file = path / "mp_rank_00_model_states.pt"
         file.write_bytes(bytes(file.stat().st_size))
         assert weights.keys() == WEIGHTS.keys()
@@ -560,7 +560,7 @@ class TestWeights:
         evil = {"module": RunsWhenRead(tmp_path / "ran")}
         torch.save(evil, tmp_path / "step_000001" / "mp_rank_00_model_states.pt")
         with pytest.raises(CheckpointError, match="not in the form of DeepSpeed"):
-            load_model_weights(read_manifest(tmp_path / "step_000001"))
+            saved_tensors(read_manifest(tmp_path / "step_000001")).weights()
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize("damage", DAMAGE)
@@ -573,7 +573,7 @@ class TestWeights:
         else:
             DAMAGE[damage](path)
         with pytest.raises(CheckpointError, match="mp_rank_00_model_states"):
-            load_model_weights(checkpoint)
+            saved_tensors(checkpoint).weights()
 
 
 class TestOfAStep:

@@ -10,9 +10,8 @@ from test_checkpoint_files import SOLO, FileEngine, train_state
 
 from evenpack.engine.checkpoints.files import Checkpoint, read_manifest
 from evenpack.engine.checkpoints.forks import checkpoint_of, parent_checkpoint, take_over
-from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import newest_whole
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 from evenpack.engine.config import ParentSection
 from evenpack.errors import CheckpointError, ConfigError
 

@@ -112,7 +112,7 @@ def test_a_broken_newest_checkpoint_is_passed_over_and_a_broken_named_one_refuse
     assert "step_000200 is broken and skipped" in caplog.text
     assert "step_000200 is broken: mp_rank_00_model_states.pt has checksum" in refusal(model, newest)
     (newest / "manifest.json").write_text("{}")
-    assert "step_000200 is not a readable checkpoint" in refusal(model, newest)
+    assert "step_000200 is broken: manifest.json is" in refusal(model, newest)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

@@ -6,13 +6,12 @@ import pytest
 from test_checkpoint_files import SOLO, FileEngine, names, train_state
 
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.keeping import KeepPolicy
-from evenpack.engine.checkpoints.saving import CheckpointWriter
+from evenpack.engine.checkpoints.saving import CheckpointWriter, KeepPolicy
 
 
 def test_those_of_named_steps_are_kept_for_ever():
     policy = KeepPolicy(newest=1, steps=frozenset({2, 4, 9}))
-    whole = [Checkpoint(path=Path(f"{n}"), state=train_state(n), files=(), saved_at=0.0) for n in range(1, 7)]
+    whole = [Checkpoint(path=Path(f"{n}"), state=train_state(n), files=()) for n in range(1, 7)]
     assert [one.step for one in policy.kept(whole)] == [2, 4, 6]
     with pytest.raises(ValueError, match="at least 1"):
         KeepPolicy(newest=0)

@@ -27,7 +27,6 @@ from evenpack.engine.checkpoints.files import (
 from evenpack.engine.checkpoints.pickles import ALLOWED, forbidding_code
 from evenpack.engine.checkpoints.shards import WHOLE_WEIGHTS, saved_tensors
 from evenpack.engine.checkpoints.universal import load_universal, make_universal, parameter_shapes
-from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.optimizers.build import parameter_groups
 from evenpack.errors import CheckpointError
 
@@ -125,7 +124,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     swapped = {number: states[5 - number] for number in range(6)}
     for number, (changes, message) in enumerate(
         [
-            ({"module": other}, "0.weight has shape (5, 3) there and (4, 3) here"),
+            ({"module": other}, "0.weight: expected shape (4, 3), found (5, 3)"),
             ({"module": spoiled}, "fp32 of 2.bias has numbers that are not finite"),
             ({"optimizer": OPTIMIZER.state_dict() | {"state": late}}, "of step 3, and its optimizer has counted [4]"),
             ({"optimizer": OPTIMIZER.state_dict() | {"state": swapped}}, "not in the form of DeepSpeed 0.19 at ZeRO"),
@@ -214,13 +213,13 @@ def saved_at_zero_3(directory: Path, module: dict[str, torch.Tensor], buffers: l
 
 def test_weights_of_zero_3_have_the_buffers_and_lack_nothing(tmp_path: Path) -> None:
     module = {"0.bias": torch.empty(0), "counts": torch.arange(3)}
-    weights = load_model_weights(saved_at_zero_3(tmp_path / "whole", module, ["counts"]))
+    weights = saved_tensors(saved_at_zero_3(tmp_path / "whole", module, ["counts"])).weights()
     assert weights.keys() == module.keys()
     assert torch.equal(weights["0.bias"], MODEL.get_parameter("0.bias"))
     assert torch.equal(weights["counts"], module["counts"])
     lacking = saved_at_zero_3(tmp_path / "lacking", module | {"alias.bias": torch.empty(0)}, ["counts"])
     with pytest.raises(CheckpointError, match=r"does not hold the values of alias\.bias: second names"):
-        load_model_weights(lacking)
+        saved_tensors(lacking).weights()
 
 
 def test_deepspeed_is_quiet_where_a_file_that_is_read_needs_its_classes():

@@ -103,7 +103,6 @@ def update_of(times: RankTimes, *, own: float, other: float) -> Any:
         correct={},
         gradient_norm=torch.tensor(1.0),
         local_gradient_norm=None,
-        learning_rate=0.1,
         left_eager=None,
         stopwatch=Stopped(own),
     )

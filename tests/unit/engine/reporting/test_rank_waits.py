@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from waiting_ranks import FIXED, MEAN_COST, PER_COST, Seconds, watch
+from waiting_ranks import FIXED, MEAN_COST, PER_COST, Seconds, expected_delay, watch
 
 from evenpack.engine.reporting.rank_waits import (
     FIT_STEPS,
@@ -86,7 +86,7 @@ def test_a_rank_that_becomes_slow_is_named_in_time_and_its_recovery_too(
     assert rule.slowdown == pytest.approx(SLOWDOWN)
     assert [(event.rank, event.kind) for event in found.events] == [(2, "compute")] * 2, "and no other rank"
     slow, well = found.events
-    most = 60 if within is None else within * rule.delay(by(1))
+    most = 60 if within is None else within * expected_delay(rule, by(1))
     assert ONSET <= slow.step < ONSET + most
     assert slow.since is not None
     assert ONSET - 5 <= slow.since <= slow.step
@@ -170,5 +170,5 @@ def test_a_rank_that_varies_more_is_judged_by_larger_slowdowns_and_says_so() -> 
     rule = Rule.learn(learned, per_step=1e-8)
     assert rule.slowdown >= 8 * 0.9 * rule.scale / math.sqrt(LEARNING_STEPS) / (1 - rule.memory)
     assert rule.slowdown > 2 * SLOWDOWN
-    assert math.isinf(rule.delay(rule.slowdown / 2))
-    assert rule.delay(rule.slowdown) < 200
+    assert math.isinf(expected_delay(rule, rule.slowdown / 2))
+    assert expected_delay(rule, rule.slowdown) < 200

@@ -156,7 +156,9 @@ def test_the_micro_batch_has_to_divide_the_cut_step_and_not_the_run_files():
 
 
 def test_a_stop_behind_the_shortened_run_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match=r"(?s)stop_after_steps \(4000\) is above training.steps \(3350\)") as caught:
+    with pytest.raises(
+        ConfigError, match=r"(?s)stop_after_steps names step 4000, above training.steps \(3350\)"
+    ) as caught:
         adjusted("lamb_betas", 2.0, stop_after_steps=4000)
     assert "training.steps 6700 -> 3350" in str(caught.value)
 

@@ -170,7 +170,7 @@ def steps_with(
     """Returns the steps of `packs` packs of so many sequences and tokens, for a model of so many parameters."""
     item = AverageItem(sequences=sequences, tokens=tokens, row_slots=1)
     facts = DataFacts(item=item, items_per_epoch=1, vocabulary_size=1)
-    return steps_of(length, facts, items_per_step=packs, parameters=parameters)
+    return steps_of(length, facts, items_per_step=packs, parameters=parameters)[0]
 
 
 @pytest.mark.parametrize(
