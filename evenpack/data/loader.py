@@ -19,12 +19,7 @@ import xxhash
 
 from evenpack.config import nearest, validate
 from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
-from evenpack.data.batches.pipeline import (
-    MicroBatchDataset,
-    PipelineSettings,
-    StepBatches,
-    training_batches,
-)
+from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings, StepBatches, training_batches
 from evenpack.data.checksums import Checksums, digest_of, find_first_damage, with_checksum, without_checksum
 from evenpack.data.keys import derive_key
 from evenpack.data.limits import HIGHEST_WEIGHT, MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY

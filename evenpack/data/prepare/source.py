@@ -18,13 +18,7 @@ from evenpack.data.manifest import SPLITS, TOKENIZER_FOLDER, FileRecord, SourceR
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
-from evenpack.data.prepare.tokenising import (
-    TokenisingState,
-    append_parts,
-    columns,
-    encoder,
-    no_documents_error,
-)
+from evenpack.data.prepare.tokenising import TokenisingState, append_parts, columns, encoder, no_documents_error
 from evenpack.data.prepare.tokens_dir import (
     Origin,
     held_tokens,

@@ -24,13 +24,7 @@ from jaxtyping import Bool, Int32, Int64, Integer, UInt8, UInt16
 
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
-from evenpack.data.sequences.view import (
-    LocatedSequences,
-    Origins,
-    SequenceContent,
-    SequenceCounts,
-    StoredView,
-)
+from evenpack.data.sequences.view import LocatedSequences, Origins, SequenceContent, SequenceCounts, StoredView
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path

@@ -28,13 +28,7 @@ from evenpack.data.keys import derive_key
 from evenpack.data.permutation import permute, sequence_id_type
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
-from evenpack.data.sequences.view import (
-    Origins,
-    SequenceContent,
-    SequenceCounts,
-    StoredView,
-    TokenAccounting,
-)
+from evenpack.data.sequences.view import Origins, SequenceContent, SequenceCounts, StoredView, TokenAccounting
 from evenpack.data.tokens.file import TokenFile
 
 _AT_ONCE = 1 << 20

@@ -12,20 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from evenpack.data.sources.config import JsonlSource, ParquetSource, SourceOfFiles, TextSource
 from evenpack.data.sources.corpus import Document, FileCorpus, Piece, SourceKind, make_document
-from evenpack.data.sources.files import (
-    KEYS_WITHIN,
-    SPLIT_KEYS,
-    InputFile,
-    SourceFiles,
-    SplitsOfRows,
-)
-from evenpack.data.sources.lines import (
-    JSONL_SUFFIXES,
-    SourceReader,
-    is_compressed,
-    line_bounds,
-    too_long_error,
-)
+from evenpack.data.sources.files import KEYS_WITHIN, SPLIT_KEYS, InputFile, SourceFiles, SplitsOfRows
+from evenpack.data.sources.lines import JSONL_SUFFIXES, SourceReader, is_compressed, line_bounds, too_long_error
 from evenpack.data.sources.rows import filled_lines, paragraphs
 from evenpack.errors import DataError
 
