@@ -347,8 +347,7 @@ class StoredView(NumberedSequences):
     def release_pages(self) -> None:
         """Removes the pages of the view's and the tokens' files from this process's memory; they can be read again."""
         self.token_file.release_pages()
-        for name in _array_names(type(self)):
-            release_mapped_pages(getattr(self, name))
+        release_mapped_pages(getattr(self, name) for name in _array_names(type(self)))
 
     def save(self, directory: Path) -> None:
         """Stores the view. The description is removed first and written last, so that a folder with one is complete."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Int64, Integer
 
 from evenpack.data.mapped_pages import release_mapped_pages
@@ -27,7 +26,7 @@ from evenpack.data.sequences.shuffled import SHUFFLED, SOURCE_IDS, OrderedView
 from evenpack.data.sequences.view import length_chunks
 from evenpack.data.shuffle.grid import BYTES_PER_SEQUENCE, Grid, equal_parts
 from evenpack.data.tokens.array_file import open_array
-from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.file import TokenFile, hash_sequences
 from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, journal_path, read_journal
 from evenpack.errors import RunError
 
@@ -60,10 +59,7 @@ class Sequences:
 
 def content_of(tokens: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " N"]) -> int:
     """Returns the sum, modulo 2**64, of XXH3 (64 bits) of each sequence, which depends on no order and no type."""
-    ends = (4 * np.cumsum(lengths, dtype=np.int64)).tolist()
-    data = np.ascontiguousarray(tokens, dtype="<u4").view(np.uint8).data
-    slices = map(data.__getitem__, map(slice, [0, *ends[:-1]], ends))
-    return sum(map(xxhash.xxh3_64_intdigest, slices)) & _WORD
+    return int(hash_sequences(tokens, lengths).sum(dtype=np.uint64))
 
 
 class TokenBuffer:
@@ -227,5 +223,5 @@ class GridShuffler:
             place += end - begin
             columns.release_pages()
         row_ids = np.concatenate([ids[begin:end] for begin, end in ranges])
-        release_mapped_pages(ids)
+        release_mapped_pages([ids])
         return Sequences(tokens=tokens, lengths=lengths, ids=row_ids)

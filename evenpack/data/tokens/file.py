@@ -19,7 +19,6 @@ import os
 import struct
 from collections.abc import Sequence
 from functools import cached_property, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -151,27 +150,6 @@ def _read_header(path: Path) -> tuple[int, int]:
     return code, sequences
 
 
-def _token_type(
-    prefix: Path,
-    code: int,
-    bin_bytes: int,
-    lengths: Int32[np.ndarray, " sequences"],
-    pointers: Int64[np.ndarray, " sequences"],
-) -> np.dtype:
-    """Returns the type of `code` for which the index covers the `.bin` file to its last byte."""
-    choices = [np.dtype(kind) for kind in _TYPES_OF_CODE[code]]
-    if len(choices) > 1:
-        tokens = int(lengths.sum(dtype=np.int64))
-        choices = [kind for kind in choices if tokens * kind.itemsize == bin_bytes] or choices[:1]
-    expected = int(pointers[-1]) + int(lengths[-1]) * choices[0].itemsize if len(lengths) else 0
-    if expected != bin_bytes:
-        raise _broken(
-            bin_path(prefix),
-            f"it has {bin_bytes} bytes, but {index_path(prefix)} describes {expected} bytes of {choices[0]} tokens",
-        )
-    return choices[0]
-
-
 def _broken(path: Path, finding: str) -> DataError:
     return DataError(
         f"{path} is truncated or not the other half of its pair: {finding}; copy or write both files again"
@@ -201,7 +179,7 @@ class TokenFile:
         # `np.searchsorted` would first copy them as a whole.
         code, self._sequence_lengths, self._pointers, self._document_indices = _open_index(self.prefix)
         self._bin_bytes = bin_path(self.prefix).stat().st_size
-        self.dtype = _token_type(self.prefix, code, self._bin_bytes, self._sequence_lengths, self._pointers)
+        self.dtype = self._type_of(code)
         if verify:
             self._verify_index()
         self.documents = len(self._document_indices) - 1
@@ -218,6 +196,22 @@ class TokenFile:
     def __setstate__(self, reads_alone: bool) -> None:
         if reads_alone:
             self.read_alone()
+
+    def _type_of(self, code: int) -> np.dtype:
+        """Returns the type of `code` for which the index covers the `.bin` file to its last byte."""
+        choices = [np.dtype(kind) for kind in _TYPES_OF_CODE[code]]
+        lengths, found = self._sequence_lengths, self._bin_bytes
+        if len(choices) > 1:
+            tokens = int(lengths.sum(dtype=np.int64))
+            choices = [kind for kind in choices if tokens * kind.itemsize == found] or choices[:1]
+        expected = int(self._pointers[-1]) + int(lengths[-1]) * choices[0].itemsize if len(lengths) else 0
+        if expected != found:
+            raise _broken(
+                bin_path(self.prefix),
+                f"it has {found} bytes, but {index_path(self.prefix)} describes {expected} bytes of {choices[0]} "
+                "tokens",
+            )
+        return choices[0]
 
     def _verify_index(self) -> None:
         """Reads the whole index: sequences must follow one another without gap, documents must not go back.
@@ -333,8 +327,7 @@ class TokenFile:
 
         For a reader of a whole file under a memory limit.
         """
-        for array in self.mapped_arrays():
-            release_mapped_pages(array)
+        release_mapped_pages(self.mapped_arrays())
 
     def mapped_arrays(self) -> Sequence[np.ndarray]:
         """Returns the arrays that are mapped from files."""
@@ -362,10 +355,20 @@ class TokenFile:
         return ends
 
 
-def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
-    """Returns XXH3 (64 bits) of each document's tokens as little-endian uint32, whatever type the file has.
+def hash_sequences(
+    tokens: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " K"]
+) -> UInt64[np.ndarray, " K"]:
+    """Returns XXH3 (64 bits) of each of K concatenated sequences, as little-endian uint32 whatever their type."""
+    ends = (4 * np.cumsum(lengths, dtype=np.int64)).tolist()
+    content = np.ascontiguousarray(tokens, dtype="<u4").view(np.uint8).data
+    slices = map(content.__getitem__, map(slice, [0, *ends[:-1]], ends))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, slices), dtype=np.uint64, count=len(lengths))
 
-    It is for files without their text; memory is bounded by the longest document.
+
+def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
+    """Returns `hash_sequences` of all documents, of a file without their text.
+
+    Memory is bounded by the longest document.
     """
     offsets = token_file.document_offsets
     hashes = np.empty(token_file.documents, dtype=np.uint64)
@@ -373,11 +376,8 @@ def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
     while first < token_file.documents:
         last = int(np.searchsorted(offsets, offsets[first] + _CHUNK_TOKENS, side="right")) - 1
         last = max(last, first + 1)
-        tokens = token_file.read(int(offsets[first]), int(offsets[last])).astype("<u4")
-        bounds = (4 * (offsets[first : last + 1] - offsets[first])).tolist()
-        content = tokens.view(np.uint8).data
-        for document, (start, stop) in enumerate(pairwise(bounds), first):
-            hashes[document] = xxhash.xxh3_64_intdigest(content[start:stop])
+        tokens = token_file.read(int(offsets[first]), int(offsets[last]))
+        hashes[first:last] = hash_sequences(tokens, np.diff(offsets[first : last + 1]))
         first = last
     return hashes
 
