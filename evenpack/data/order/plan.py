@@ -89,7 +89,7 @@ def sort_chunks_by_length(
         for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
             out[place : place + end - begin] = sequence_ids[begin:end]
         if (start + len(chunk)) // _RELEASE_EVERY > start // _RELEASE_EVERY:
-            release_mapped_pages(out)
+            release_mapped_pages([out])
         start += len(chunk)
     if start != histogram.sequences:
         raise PackingError(f"found {start} lengths, but their histogram counts {histogram.sequences}")
@@ -137,11 +137,11 @@ class PackPlan(WholeEpochs):
 
         Raises: ValueError for a negative position.
         """
-        if (stream_positions < 0).any():
-            raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
         slots = self._slots
-        epochs, places = np.divmod(stream_positions, self.packs)
-        packs = self._permute_packs(places, epochs)
+        epochs, packs = self.places(stream_positions)
+        if self._shuffles_packs:
+            keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
+            packs = permute(packs, np.full(len(packs), self.packs), keys)
         strategies = np.searchsorted(slots.strategy_ends, packs, side="right")
         repetitions = packs - slots.strategy_begins[strategies]
         sizes = slots.sizes[strategies]
@@ -150,26 +150,11 @@ class PackPlan(WholeEpochs):
         lengths = slots.lengths[drawn]
         begins = self._class_begins[lengths]
         members = slots.first_members[drawn] + np.repeat(repetitions, sizes) * slots.strides[drawn]
-        ranks = self._permute_members(members, lengths, np.repeat(epochs, sizes))
+        member_epochs = np.repeat(epochs, sizes).astype(np.uint64)
+        keys = derive_key(self._key, _CLASS_ORDER, member_epochs, lengths.astype(np.uint64))
+        ranks = permute(members, self._class_sizes[lengths], keys)
         sequence_ids = self._sorted_sequence_ids[begins + ranks].astype(np.int64) + self._first_sequence
         return DrawnPacks(offsets=offsets, sequence_ids=sequence_ids, lengths=lengths)
-
-    def _permute_packs(
-        self, packs: Int64[np.ndarray, " N"], epochs: Int64[np.ndarray, " N"]
-    ) -> Int64[np.ndarray, " N"]:
-        if not self._shuffles_packs:
-            return packs
-        keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
-        return permute(packs, np.full(len(packs), self.packs), keys)
-
-    def _permute_members(
-        self,
-        members: Int64[np.ndarray, " M"],
-        lengths: Int64[np.ndarray, " M"],
-        epochs: Int64[np.ndarray, " M"],
-    ) -> Int64[np.ndarray, " M"]:
-        keys = derive_key(self._key, _CLASS_ORDER, epochs.astype(np.uint64), lengths.astype(np.uint64))
-        return permute(members, self._class_sizes[lengths], keys)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
