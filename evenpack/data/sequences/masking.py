@@ -147,7 +147,7 @@ def _mask_chunk(
     config: MaskingConfig,
     vocabulary: MaskingVocabulary,
 ) -> Int64[np.ndarray, " M"]:
-    """Masks `tokens` in place. Returns: the positions."""
+    """Masks `tokens` in place. Returns: the positions. Raises: ValueError if a sequence has too few ordinary tokens."""
     starts = offsets[:-1]
     order = _random_order(tokens, offsets, keys, vocabulary, whole_words=config.whole_words)
     taken = order[ranges(starts, counts)]
@@ -155,7 +155,13 @@ def _mask_chunk(
     positions.sort()
     originals = tokens[positions]
     if vocabulary.special[originals].any():
-        _refuse_short_of_tokens(tokens, offsets, counts, vocabulary)
+        found = np.diff(np.append(0, np.cumsum(~vocabulary.special[tokens]))[offsets])
+        short = np.flatnonzero(found < counts)[0]
+        raise ValueError(
+            f"a sequence has {found[short]} ordinary tokens, of which {counts[short]} are to be masked; expected a "
+            f"pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens, or a document that has them at its "
+            "ends alone"
+        )
     draws = hash64(((keys ^ _REPLACEMENT) - starts.view(np.uint64)).repeat(counts) + positions.view(np.uint64))
     tokens[positions] = _replace(originals, draws, config, vocabulary)
     return positions
@@ -194,22 +200,6 @@ def _word_starts(continues: Bool[np.ndarray, " T"], starts: Int64[np.ndarray, " 
     filled = starts[starts < len(continues)]
     begins[filled] = filled
     return np.maximum.accumulate(begins, out=begins)
-
-
-def _refuse_short_of_tokens(
-    tokens: Integer[np.ndarray, " T"],
-    offsets: Int64[np.ndarray, " N_plus_1"],
-    counts: Int64[np.ndarray, " N"],
-    vocabulary: MaskingVocabulary,
-) -> None:
-    before = np.append(0, np.cumsum(~vocabulary.special[tokens]))
-    found = np.diff(before[offsets])
-    short = np.flatnonzero(found < counts)[0]
-    raise ValueError(
-        f"a sequence has {found[short]} ordinary tokens, of which {counts[short]} are to be masked; "
-        f"expected a pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens, or a document that has them at "
-        "its ends alone"
-    )
 
 
 def _replace(

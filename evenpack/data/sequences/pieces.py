@@ -98,12 +98,13 @@ class Pieces:
         total: Int64[np.ndarray, " P"] = self.tokens + self.ends + self.paddings
         return total
 
-    def segment_begins(self) -> Bool[np.ndarray, " P"]:
-        """Returns which pieces begin a segment: neighbours in a document stay together."""
-        begins = np.ones(len(self.starts), dtype=bool)
-        begins[1:] = (self.documents[1:] != self.documents[:-1]) | (
-            self.starts[1:] != self.starts[:-1] + self.tokens[:-1]
-        )
+    def segment_begins(self, *, isolates_documents: bool) -> Bool[np.ndarray, " P"]:
+        """Returns which pieces begin a segment, whose first token is no target: not those behind their neighbours."""
+        begins = np.zeros(len(self.starts), dtype=bool)
+        if isolates_documents:
+            begins[1:] = (self.documents[1:] != self.documents[:-1]) | (
+                self.starts[1:] != self.starts[:-1] + self.tokens[:-1]
+            )
         begins[self.first_of_rows] = True
         return begins
 
@@ -163,7 +164,7 @@ class RowsView(StoredView):
         return self._left_out(self._pieces(sequence_ids))
 
     def _counts(self, pieces: Pieces, lengths: Int64[np.ndarray, " K"]) -> SequenceCounts:
-        begins = self._begins_segment(pieces)
+        begins = pieces.segment_begins(isolates_documents=self.recipe.isolate_documents)
         firsts, slots, segments = np.flatnonzero(begins), pieces.slots, pieces.sum_by_row(begins)
         targets, predicts_all = lengths - segments, self.recipe.end_of_text_in_loss == "all"
         if not predicts_all:
@@ -188,14 +189,6 @@ class RowsView(StoredView):
     def _ends_left_out(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
         """Returns the end-of-text tokens at the end of each piece that are not predicted."""
         return pieces.paddings + (self.closings(pieces) if self.recipe.end_of_text_in_loss == "none" else 0)
-
-    def _begins_segment(self, pieces: Pieces) -> Bool[np.ndarray, " P"]:
-        """Returns which pieces begin a segment, whose first token is no target."""
-        if self.recipe.isolate_documents:
-            return pieces.segment_begins()
-        begins = np.zeros(len(pieces.starts), dtype=bool)
-        begins[pieces.first_of_rows] = True
-        return begins
 
     @property
     def document_file(self) -> TokenFile:
