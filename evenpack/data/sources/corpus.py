@@ -81,19 +81,17 @@ class SourceKind(Generic[SectionT]):
 
 
 def make_document(text: str, bytes_read: int, where: Callable[[], str], *, is_held_out: bool | None = None) -> Document:
-    """Makes the document of a text; `where` gives its position if it is not valid Unicode, which raises DataError."""
-    encoded = encode_text(text, where)
-    return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read, is_held_out, where)
+    """Makes the document of a text; `where` gives its position for messages.
 
-
-def encode_text(text: str, where: Callable[[], str]) -> bytes:
-    """Returns a text in UTF-8. Raises: DataError for half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    Raises: DataError for half of a surrogate pair, which JSON can hold and UTF-8 cannot.
+    """
     try:
-        return text.encode()
+        encoded = text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where()}: the text holds half of a surrogate pair at character {error.start} and is not valid Unicode"
         ) from error
+    return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read, is_held_out, where)
 
 
 @runtime_checkable

@@ -67,15 +67,10 @@ class SourceReader:
         return (position if self._stop is None else min(position, self._stop)) - self._begin
 
     @property
-    def line_number(self) -> int:
-        """Number of the last line in the whole file, from 1. After a `begin` it takes a pass over the earlier lines."""
-        before = _count_lines(self.path, self._begin) if self._begin else 0
-        return before + self._lines_read
-
-    @property
     def where(self) -> str:
-        """Path and number of the last line, for messages."""
-        return f"{self.path}, line {self.line_number}"
+        """Path and number of the last line, for messages. After a `begin` it takes a pass over the earlier lines."""
+        before = _count_lines(self.path, self._begin) if self._begin else 0
+        return f"{self.path}, line {before + self._lines_read}"
 
     def lines(self) -> Iterator[bytes]:
         """Yields every line with its end.
