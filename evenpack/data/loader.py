@@ -4,7 +4,6 @@ Which packs form step t depends on the documents, the seed and t; rank, ranks an
 the state of a loader is the number of its step, the same on every rank, and it continues at any number of ranks.
 """
 
-import json
 import logging
 import os
 import sys
@@ -21,7 +20,7 @@ from evenpack.config import nearest, validate
 from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
 from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings, StepBatches, training_batches
 from evenpack.data.checksums import Checksums, digest_of, find_first_damage, with_checksum, without_checksum
-from evenpack.data.keys import derive_key
+from evenpack.data.keys import derive_key, key_of_name
 from evenpack.data.limits import HIGHEST_WEIGHT, MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
@@ -41,7 +40,7 @@ from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.tokens.own import ABOUT_THE_LOSS, TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError, RunError
 from evenpack.extras import require
-from evenpack.files import atomic_directory, expand_user, explained, read_json, system_error, write_json
+from evenpack.files import atomic_directory, expand_user, explained, hash_of_json, read_json, system_error, write_json
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 
 if TYPE_CHECKING:
@@ -551,7 +550,7 @@ class OwnDocuments:
         }
         if changes := changes_by_name(names, stages):
             content["stages"] = changes
-        return _hexdigest(content)
+        return hash_of_json(content)
 
     def ordered(self, names: Sequence[str]) -> "OwnDocuments":
         """Returns the same documents with the sources in this order."""
@@ -562,12 +561,10 @@ class OwnDocuments:
     @cached_property
     def _packings(self) -> dict[str, Packing]:
         """How the sequences of each source form packs; found once, and pickled for each worker process."""
-        return {name: self._packing(name, documents) for name, documents in self.token_files.items()}
-
-    def _packing(self, name: str, documents: TokenFile) -> Packing:
         if self.cache is not None:
-            return open_packing(self._stored[name])
-        return pack_view(self._view(name, documents), self.packing, pack_length=self.pack_length)
+            return {name: open_packing(self._stored[name]) for name in self.token_files}
+        views = {name: self._view(name, documents) for name, documents in self.token_files.items()}
+        return {name: pack_view(view, self.packing, pack_length=self.pack_length) for name, view in views.items()}
 
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
         assert batching == "packs", "a loader counts packs"
@@ -576,7 +573,7 @@ class OwnDocuments:
         return sources
 
     def _source(self, name: str, documents: TokenFile, seed: int) -> PackedSource:
-        key = int(derive_key(seed, xxhash.xxh3_64_intdigest(name.encode())))
+        key = int(derive_key(seed, key_of_name(name)))
         if self.cache is None:
             view, packing = self._view(name, documents), self._packings[name]
             ids = np.empty(view.count, dtype=sequence_id_type(view.count))
@@ -585,7 +582,7 @@ class OwnDocuments:
         else:
             view = cast(ViewOfDocuments, open_view(self._stored[name], documents, self.recipe))
             plan = open_plan(self._stored[name], key=key)
-        return PackedSource(view=view, plan=plan, key=xxhash.xxh3_64_intdigest(name.encode()))
+        return PackedSource(view=view, plan=plan, key=key_of_name(name))
 
     def _view(self, name: str, documents: TokenFile, directory: Path | None = None) -> ViewOfDocuments:
         view = build_view(self.recipe, documents, None, directory=directory)
@@ -608,7 +605,7 @@ class OwnDocuments:
             "packing": self.packing.model_dump(),
             "pack_length": self.pack_length,
         }
-        return _hexdigest(made)
+        return hash_of_json(made)
 
     @cached_property
     def _stored(self) -> dict[str, Path]:
@@ -884,10 +881,6 @@ def _hash_of_packs(packing: Packing) -> str:
     for values in (packing.depths, packing.slot_lengths, packing.counts):
         digest.update(np.ascontiguousarray(values, dtype="<i8").data)
     return digest.hexdigest()
-
-
-def _hexdigest(content: Any) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 @cache

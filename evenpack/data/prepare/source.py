@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Int64, UInt64
 
 from evenpack.data.checksums import Checksums
-from evenpack.data.keys import derive_key
+from evenpack.data.keys import derive_key, key_of_name
 from evenpack.data.manifest import SPLITS, TOKENIZER_FOLDER, FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import SourceProgress
@@ -308,7 +307,7 @@ class SourcePreparation(SourceInPreparation):
             token_bytes=token_bytes,
             sequences=sequences,
             memory=shuffle.memory,
-            seed=int(derive_key(shuffle.seed, xxhash.xxh3_64_intdigest(self.name.encode()))),
+            seed=int(derive_key(shuffle.seed, key_of_name(self.name))),
             rows=shuffle.rows,
             columns=shuffle.columns,
         )
@@ -398,7 +397,7 @@ class SourcePreparation(SourceInPreparation):
             config=recipe.static_masks,
             vocabulary=vocabulary,
             seed=recipe.seed,
-            source_key=xxhash.xxh3_64_intdigest(self.name.encode()),
+            source_key=key_of_name(self.name),
         )
 
     def _files(self, written: WrittenTokens) -> dict[str, FileRecord]:
