@@ -14,13 +14,12 @@ Shapes: N = sequences, T = their tokens, M = masked tokens.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, UInt64
 
 from evenpack.data.keys import derive_key, hash64
-from evenpack.data.ranges import ranges
+from evenpack.data.ranges import cut, ranges
 from evenpack.data.recipes import MaskingConfig
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 
@@ -133,9 +132,7 @@ def _chunks(offsets: Int64[np.ndarray, " N_plus_1"]) -> list[tuple[int, int]]:
     sequences = len(offsets) - 1
     if offsets[-1] - offsets[0] + sequences <= _CHUNK_TOKENS:
         return [(0, sequences)]
-    units = offsets[:-1] - offsets[0] + np.arange(sequences)
-    (firsts,) = np.nonzero(np.diff(units // _CHUNK_TOKENS, prepend=-1))
-    return list(pairwise([*firsts.tolist(), sequences]))
+    return list(cut(offsets + np.arange(sequences + 1), _CHUNK_TOKENS))
 
 
 def _mask_chunk(
@@ -148,8 +145,18 @@ def _mask_chunk(
     vocabulary: MaskingVocabulary,
 ) -> Int64[np.ndarray, " M"]:
     """Masks `tokens` in place. Returns: the positions. Raises: ValueError if a sequence has too few ordinary tokens."""
-    starts = offsets[:-1]
-    order = _random_order(tokens, offsets, keys, vocabulary, whole_words=config.whole_words)
+    starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
+    firsts = starts.view(np.uint64)
+    places = np.arange(len(tokens), dtype=np.uint64)
+    # The tokens of each sequence in random order, special ones last; the lowest 16 bits are a token's position.
+    order = hash64((keys - firsts).repeat(lengths) + places)
+    if config.whole_words:
+        order = order[_word_starts(vocabulary.continues[tokens], starts)]
+    order >>= _DRAWN_SHIFT
+    order &= _NOT_PLACE
+    order |= vocabulary.special[tokens].astype(np.uint64) << _SPECIAL_SHIFT
+    order += ((np.arange(len(keys), dtype=np.uint64) << _SEQUENCE_SHIFT) - firsts).repeat(lengths) + places
+    order.sort()
     taken = order[ranges(starts, counts)]
     positions: Int64[np.ndarray, " M"] = starts.repeat(counts) + (taken & _PLACE).view(np.int64)
     positions.sort()
@@ -162,36 +169,9 @@ def _mask_chunk(
             f"pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens, or a document that has them at its "
             "ends alone"
         )
-    draws = hash64(((keys ^ _REPLACEMENT) - starts.view(np.uint64)).repeat(counts) + positions.view(np.uint64))
+    draws = hash64(((keys ^ _REPLACEMENT) - firsts).repeat(counts) + positions.view(np.uint64))
     tokens[positions] = _replace(originals, draws, config, vocabulary)
     return positions
-
-
-def _random_order(
-    tokens: Integer[np.ndarray, " T"],
-    offsets: Int64[np.ndarray, " N_plus_1"],
-    keys: UInt64[np.ndarray, " N"],
-    vocabulary: MaskingVocabulary,
-    *,
-    whole_words: bool,
-) -> UInt64[np.ndarray, " T"]:
-    """Returns the tokens of each sequence in random order, special ones last.
-
-    The lowest 16 bits are a token's position.
-    """
-    starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
-    firsts = starts.view(np.uint64)
-    positions = np.arange(len(tokens), dtype=np.uint64)
-    special = vocabulary.special[tokens]
-    draws = hash64((keys - firsts).repeat(lengths) + positions)
-    if whole_words:
-        draws = draws[_word_starts(vocabulary.continues[tokens], starts)]
-    draws >>= _DRAWN_SHIFT
-    draws &= _NOT_PLACE
-    draws |= special.astype(np.uint64) << _SPECIAL_SHIFT
-    draws += ((np.arange(len(keys), dtype=np.uint64) << _SEQUENCE_SHIFT) - firsts).repeat(lengths) + positions
-    draws.sort()
-    return draws
 
 
 def _word_starts(continues: Bool[np.ndarray, " T"], starts: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " T"]:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import xxhash
 
+from evenpack.data.ranges import cut
 from evenpack.data.sources.files import InputFile
 from evenpack.errors import DataError
 
@@ -137,19 +139,6 @@ class FileCorpus(JoinedPieces):
         """Returns the parts. Raises: ValueError if `target_bytes` is not positive; DataError for an invalid file."""
         if target_bytes < 1:
             raise ValueError(f"parts of {target_bytes} bytes: expected at least 1")
-        pieces = (piece for whole in self.pieces for piece in whole.divided(target_bytes))
-        return tuple(JoinedPieces(pieces=joined) for joined in _joined(pieces, target_bytes))
-
-
-def _joined(pieces: Iterable[Piece], target_bytes: int) -> Iterator[tuple[Piece, ...]]:
-    """Yields neighbours together, as long as they have at most `target_bytes`."""
-    gathered: list[Piece] = []
-    gathered_bytes = 0
-    for piece in pieces:
-        if gathered and gathered_bytes + piece.total_bytes > target_bytes:
-            yield tuple(gathered)
-            gathered, gathered_bytes = [], 0
-        gathered.append(piece)
-        gathered_bytes += piece.total_bytes
-    if gathered:
-        yield tuple(gathered)
+        pieces = tuple(piece for whole in self.pieces for piece in whole.divided(target_bytes))
+        offsets = np.append(0, np.cumsum([piece.total_bytes for piece in pieces], dtype=np.int64))
+        return tuple(JoinedPieces(pieces=pieces[first:stop]) for first, stop in cut(offsets, target_bytes))

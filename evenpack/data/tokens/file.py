@@ -19,14 +19,16 @@ import os
 import struct
 from collections.abc import Sequence
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
-from jaxtyping import Bool, Int32, Int64, Integer, UInt64
+from jaxtyping import Bool, Int32, Int64, Integer, Shaped, UInt64
 
 from evenpack.data.mapped_pages import exceeds_page_cache, read_alone, release_mapped_pages
+from evenpack.data.ranges import cut
 from evenpack.errors import DataError
 from evenpack.files import explained
 
@@ -276,8 +278,7 @@ class TokenFile:
         if count == 0:
             return np.zeros(len(sequences), dtype=np.int64)
         starts = self._pointers[np.minimum(sequences, count - 1)]
-        offsets: Int64[np.ndarray, " K"] = np.where(sequences < count, starts, self._bin_bytes) // self.dtype.itemsize
-        return offsets
+        return np.where(sequences < count, starts, self._bin_bytes) // self.dtype.itemsize
 
     def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns first token and length of each of `documents`, looked up in the mapped index."""
@@ -302,19 +303,13 @@ class TokenFile:
 
         Raises: IndexError if a slice leaves the file.
         """
-        if len(token_offsets) == 0:
-            return np.empty(0, dtype=self.dtype)
         stops = token_offsets + lengths
-        if token_offsets.min() < 0 or lengths.min() < 0 or stops.max() > self.tokens:
+        if len(stops) and (token_offsets.min() < 0 or lengths.min() < 0 or stops.max() > self.tokens):
             raise IndexError(
                 f"slices from {token_offsets.min()} to {stops.max()} (shortest {lengths.min()}) "
                 f"leave {self.prefix} of {self.tokens} tokens"
             )
-        # A slice costs 0.3 us, a token of an index array 2 to 3 ns: slices are faster from some 130 tokens on, nearly
-        # three times at 1024, and are fast enough (80 M tokens/s) at 32.
-        tokens = self._tokens
-        slices = [tokens[start:stop] for start, stop in zip(token_offsets.tolist(), stops.tolist(), strict=True)]
-        return np.concatenate(slices)
+        return joined_slices(self._tokens, token_offsets, stops)
 
     def unpredicted(
         self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
@@ -355,14 +350,26 @@ class TokenFile:
         return ends
 
 
+def joined_slices(
+    values: Shaped[np.ndarray, " V"], starts: Integer[np.ndarray, " K"], stops: Integer[np.ndarray, " K"]
+) -> Shaped[np.ndarray, " joined"]:
+    """Copies K slices of an array, concatenated.
+
+    A slice costs 0.3 us, a token of an index array 2 to 3 ns: slices are faster from some 130 tokens on, nearly three
+    times at 1024, and are fast enough (80 M tokens/s) at 32.
+    """
+    slices = [values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return np.concatenate(slices or [values[:0]])
+
+
 def hash_sequences(
     tokens: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " K"]
 ) -> UInt64[np.ndarray, " K"]:
     """Returns XXH3 (64 bits) of each of K concatenated sequences, as little-endian uint32 whatever their type."""
-    ends = (4 * np.cumsum(lengths, dtype=np.int64)).tolist()
+    bounds = [0, *(4 * np.cumsum(lengths, dtype=np.int64)).tolist()]
     content = np.ascontiguousarray(tokens, dtype="<u4").view(np.uint8).data
-    slices = map(content.__getitem__, map(slice, [0, *ends[:-1]], ends))
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, slices), dtype=np.uint64, count=len(lengths))
+    hashes = (xxhash.xxh3_64_intdigest(content[start:stop]) for start, stop in pairwise(bounds))
+    return np.fromiter(hashes, dtype=np.uint64, count=len(lengths))
 
 
 def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
@@ -372,13 +379,9 @@ def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
     """
     offsets = token_file.document_offsets
     hashes = np.empty(token_file.documents, dtype=np.uint64)
-    first = 0
-    while first < token_file.documents:
-        last = int(np.searchsorted(offsets, offsets[first] + _CHUNK_TOKENS, side="right")) - 1
-        last = max(last, first + 1)
-        tokens = token_file.read(int(offsets[first]), int(offsets[last]))
-        hashes[first:last] = hash_sequences(tokens, np.diff(offsets[first : last + 1]))
-        first = last
+    for first, stop in cut(offsets, _CHUNK_TOKENS):
+        tokens = token_file.read(int(offsets[first]), int(offsets[stop]))
+        hashes[first:stop] = hash_sequences(tokens, np.diff(offsets[first : stop + 1]))
     return hashes
 
 
