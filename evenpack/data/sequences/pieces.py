@@ -110,8 +110,7 @@ class Pieces:
 
     def sum_by_row(self, values: np.ndarray) -> Int64[np.ndarray, " K"]:
         """Returns the sum over each row of a value per piece; every row has a piece."""
-        sums: Int64[np.ndarray, " K"] = np.add.reduceat(values, self.first_of_rows, dtype=np.int64)
-        return sums
+        return np.add.reduceat(values, self.first_of_rows, dtype=np.int64)
 
     @property
     def first_of_rows(self) -> Int64[np.ndarray, " K"]:
@@ -340,8 +339,6 @@ def build_concat(
         "recipe": recipe,
         "token_file": token_file,
         "accounting": accounting,
-        "max_segments_per_sequence": 1,
-        "directory": None,
         "documents": documents[~too_short],
         "stream_starts": stream_starts,
     }
@@ -474,8 +471,6 @@ def build_padding(
         recipe=recipe,
         token_file=token_file,
         accounting=accounting,
-        max_segments_per_sequence=1,
-        directory=None,
         documents=documents[~too_short],
         first_atoms=first_atoms,
         atom_order=order,
