@@ -792,9 +792,6 @@ def _checked_weights(names: list[str], weights: Mapping[str, int] | None) -> tup
     return tuple(_whole(f"weights['{name}']", weights[name], 0, HIGHEST_WEIGHT) for name in names)
 
 
-_OF_A_STAGE = ("step", "weights", "packs_per_step")
-
-
 def _staged(
     data: "OwnDocuments | PreparedData",
     stages: Sequence[Mapping[str, Any]],
@@ -811,8 +808,7 @@ def _staged(
     found = [(0, weights, packs_per_step)]
     for stage in stages:
         _require_type("a stage", stage, Mapping, "a mapping with its step and what changes")
-        unknown = [key for key in stage if key not in _OF_A_STAGE]
-        if unknown or len(stage) < 2:
+        if stage.keys() - {"step", "weights", "packs_per_step"} or len(stage) < 2:
             raise ConfigError(f"a stage has a step, and weights or packs_per_step to change, found {dict(stage)!r}")
         last = _whole("the step of a stage, after those before it,", stage.get("step"), last + 1, MOST_STEPS)
         changes = stage.get("weights") or {}

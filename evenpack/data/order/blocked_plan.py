@@ -91,13 +91,12 @@ class Blocks:
         depths, counts = self.strategy_depths[first:last], np.array(self.strategy_counts[first:last])
         begin = int(self.strategy_depths[:first].sum(dtype=np.int64))
         lengths = self.slot_lengths[begin : begin + int(depths.sum(dtype=np.int64))]
-        strategies = [tuple(part.tolist()) for part in np.split(lengths, np.cumsum(depths)[:-1])]
         histogram = np.bincount(lengths, weights=np.repeat(counts, depths), minlength=int(lengths.max()) + 1)
         return Packing(
             algorithm=self.algorithms[block],
             pack_length=self.pack_length,
             histogram=LengthHistogram(counts=histogram[1:].astype(np.int64)),
-            strategies=tuple(strategies),
+            strategies=tuple(tuple(part.tolist()) for part in np.split(lengths, np.cumsum(depths)[:-1])),
             counts=counts,
             cpu_seconds=0.0,
         )

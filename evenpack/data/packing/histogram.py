@@ -176,8 +176,7 @@ def _whole_counts(counts: Any) -> Int64[np.ndarray, " longest"]:
     if (wrong := first_wrong(values, least=0, most=MOST_SEQUENCES)) is not None:
         index, expected = wrong
         raise PackingError(f"a count of sequences must be {expected}; length {index + 1} has {values[index]}")
-    converted: Int64[np.ndarray, " longest"] = values.astype(np.int64, copy=False)
-    return converted
+    return values.astype(np.int64, copy=False)
 
 
 def whole(name: str, value: object, unit: str) -> int:

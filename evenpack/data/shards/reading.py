@@ -471,8 +471,7 @@ def _lengths(rows: np.ndarray) -> Int64[np.ndarray, " R"]:
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:
-    joined: np.ndarray = np.concatenate(rows) if len(rows) else np.zeros(0, dtype=np.int64)
-    return joined
+    return np.concatenate(rows) if len(rows) else np.zeros(0, dtype=np.int64)
 
 
 def _refuse(wrong: np.ndarray, begin: int, path: Path, problem: str) -> None:

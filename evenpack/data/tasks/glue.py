@@ -42,10 +42,8 @@ class GlueTask:
     """Whether the official training file has rows that end too early (github.com/nyu-mll/GLUE-baselines, issue 5).
     They are left out with a warning, as in the hub's data set."""
 
-    @property
-    def training_file(self) -> str:
-        """Name of the training file in the task's folder."""
-        return "train.tsv"
+    training_file = "train.tsv"
+    """Name of the training file in the task's folder."""
 
 
 _SENTENCES = ("sentence1", "sentence2")
