@@ -145,7 +145,7 @@ class SourcePreparation(SourceInPreparation):
         kept = columns(sentence_language(self.config))
         progress = SourceProgress(self.progress, self.name, "tokens", corpus.total_bytes)
         with TokenFileWriter.resume(prefix, vocabulary_size=tokenizer.vocabulary_size, columns=kept) as writer:
-            state = TokenisingState.read(writer) or TokenisingState(origin=origin)
+            state = TokenisingState.of_json(writer.state) if writer.state else TokenisingState(origin=origin)
             resumed = corpus.total_bytes if writer.complete else state.bytes_read
 
             def report(state: TokenisingState) -> None:
@@ -444,7 +444,8 @@ def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: 
         corpus.refuse_none_kept(state.rows)
     if writer.documents == 0:
         raise no_documents_error(source)
-    if not state.has_known_tokens(writer.tokens, writer.documents):
+    ends = writer.documents  # each has one
+    if writer.tokens == ends + state.unknown_tokens + state.beginning_tokens:
         raise DataError(
             f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "
             "the tokenizer's vocabulary is not of this text, or the text is empty"

@@ -5,12 +5,11 @@ parts -> batches of about equal bytes -> tokens -> the writer of a token file, w
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -71,11 +70,9 @@ def batches(documents: Iterator[Document]) -> Iterator[Batch]:
 
 def read_ahead(items: Iterator[T], executor: Executor) -> Iterator[T]:
     """Yields the items, the next few of them made by the executor's only thread while the caller is busy."""
-    pending: deque[Future[T | None]] = deque()
-    for _ in range(_BATCHES_READ_AHEAD):
-        pending.append(executor.submit(next, items, None))
-    while (item := pending.popleft().result()) is not None:
-        pending.append(executor.submit(next, items, None))
+    for item in map_in_order(lambda _: next(items, None), repeat(None), executor, threads=_BATCHES_READ_AHEAD):
+        if item is None:
+            return
         yield item
 
 
@@ -127,11 +124,6 @@ class TokenisingState:
     """Row accounting of those parts, if documents are divided or filtered before tokenising; None if not."""
 
     @classmethod
-    def read(cls, writer: TokenFileWriter) -> "TokenisingState | None":
-        """Returns the state at the last commit, None before the first. Raises: DataError if it is of another form."""
-        return cls.of_json(writer.state) if writer.state else None
-
-    @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "TokenisingState":
         """Returns the state that `to_json` has written. Raises: DataError if it is of another form."""
         try:
@@ -146,10 +138,6 @@ class TokenisingState:
     def to_json(self) -> dict[str, Any]:
         """Returns the state as a journal keeps it."""
         return asdict(self)
-
-    def has_known_tokens(self, tokens: int, documents: int) -> bool:
-        """Returns whether so many documents with so many tokens hold more than unknown and special tokens."""
-        return tokens - documents != self.unknown_tokens + self.beginning_tokens
 
     def with_text(self, *, text_bytes: int, unknown_tokens: int, beginning_tokens: int) -> "TokenisingState":
         """Returns the state after more documents."""
@@ -198,12 +186,7 @@ def encoder(tokenizer: Tokenizer, language: str | None) -> Encoder:
     """Returns an encoder of whole documents, or of single sentences if a language with rules for splitting is given."""
     if language is None:
         return tokenizer.encode_batch
-    rules = language
-
-    def encode(texts: Sequence[str]) -> EncodedDocuments:
-        return tokenizer.encode_sentences([split_sentences(text, rules) for text in texts])
-
-    return encode
+    return lambda texts: tokenizer.encode_sentences([split_sentences(text, language) for text in texts])
 
 
 def columns(language: str | None) -> dict[str, str]:

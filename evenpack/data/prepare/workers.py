@@ -5,7 +5,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -163,19 +163,17 @@ class LocalWorkers:
         self._count = count
 
     def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
+        cores = max(1, len(os.sched_getaffinity(0)) // self._count)
+        environment = {"RAYON_NUM_THREADS": str(cores)}
         try:
-            with self._pool() as pool:
-                yield from _in_order(pool, tasks, _ahead(self._count))
+            with worker_pool(self._count, preloaded=_PRELOADED, environment=environment) as pool:
+                yield from _in_order(pool, tasks, self._count)
         except BrokenExecutor as error:
             raise RunError(
                 f"a worker that tokenised source '{tasks[0].source}' died: where memory is short, use fewer --workers; "
                 'a script must call prepare below `if __name__ == "__main__":`. The same command resumes after the '
                 "last part that is joined"
             ) from error
-
-    def _pool(self) -> AbstractContextManager[Executor]:
-        cores = max(1, len(os.sched_getaffinity(0)) // self._count)
-        return worker_pool(self._count, preloaded=_PRELOADED, environment={"RAYON_NUM_THREADS": str(cores)})
 
 
 class MpiWorkers:
@@ -190,7 +188,7 @@ class MpiWorkers:
         self._count = count
 
     def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
-        yield from _in_order(self._executor, tasks, _ahead(self._count), end=_request_exit)
+        yield from _in_order(self._executor, tasks, self._count, end=_request_exit)
 
 
 def local_workers(count: int | None) -> LocalWorkers | None:
@@ -202,15 +200,10 @@ def local_workers(count: int | None) -> LocalWorkers | None:
     return None if count == 1 else LocalWorkers(count)
 
 
-def _ahead(workers: int) -> int:
-    """Returns how many parts may be in work or finished before the first of them is: one large part delays no other."""
-    return 4 * workers
-
-
 def _in_order(
     executor: Executor,
     tasks: Sequence[PartTask],
-    ahead: int,
+    workers: int,
     *,
     end: Callable[[_Pending], None] = lambda _: None,
 ) -> Iterator[PartFile]:
@@ -219,7 +212,7 @@ def _in_order(
     try:
         for task in tasks:
             pending.append((task, executor.submit(write_part, task)))
-            if len(pending) == ahead:
+            if len(pending) == 4 * workers:  # one large part delays no other
                 yield _first(pending)
         while pending:
             yield _first(pending)
