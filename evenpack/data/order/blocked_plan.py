@@ -80,11 +80,6 @@ class Blocks:
         cumulated = np.concatenate([[0], np.cumsum(self.strategy_counts)])
         return np.diff(cumulated[self.first_strategies])
 
-    @property
-    def depth(self) -> int:
-        """Sequences of the fullest pack."""
-        return int(self.strategy_depths.max())
-
     def packing(self, block: int) -> Packing:
         """Returns the strategies of one block."""
         first, last = self.first_strategies[block : block + 2].tolist()
@@ -197,7 +192,7 @@ class BlockedPlan(WholeEpochs):
         self.blocks = blocks
         self._block_packs = blocks.packs
         self.packs = int(self._block_packs.sum())
-        self.max_sequences_per_pack = blocks.depth
+        self.max_sequences_per_pack = int(blocks.strategy_depths.max())
         self.pack_length = blocks.pack_length
         self._sorted_sequence_ids = sorted_sequence_ids
         self._key = key
