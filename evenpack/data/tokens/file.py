@@ -36,7 +36,6 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _OLDER_MAGIC = b"TNTIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
-_CHUNK = 1 << 20
 # Up to 5 all agree. Then DeepSpeed's reader continues with unsigned types, and Megatron-LM with float64 and
 # float32, which hold no tokens, and uint16 (as Megatron-DeepSpeed does). No code stands for uint16 in both, so ours is
 # Megatron's, 8; the size of the `.bin` file distinguishes it from DeepSpeed's uint64. 6 is DeepSpeed's uint16, which
@@ -108,7 +107,7 @@ def write_index(path: Path, dtype: np.dtype, lengths: Int32[np.ndarray, " docume
     `lengths` may be memory-mapped. uint16 gets Megatron-LM's code 8, int32 the code 4 that all share.
     """
     count = len(lengths)
-    chunks = [slice(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
+    chunks = [slice(start, min(start + _CHUNK_DOCUMENTS, count)) for start in range(0, count, _CHUNK_DOCUMENTS)]
     with path.open("wb") as file:
         file.write(_HEADER.pack(_MAGIC, _VERSION, _CODE_OF_TYPE[dtype], count, count + 1))
         for chunk in chunks:
@@ -221,8 +220,8 @@ class TokenFile:
         Raises: DataError naming the first sequence or document that does not fit.
         """
         path, pointers, count = index_path(self.prefix), self._pointers, len(self._pointers)
-        for start in range(0, count, _CHUNK):
-            stop = min(start + _CHUNK, count)
+        for start in range(0, count, _CHUNK_DOCUMENTS):
+            stop = min(start + _CHUNK_DOCUMENTS, count)
             lengths = self._sequence_lengths[start:stop].astype(np.int64)
             ends = pointers[start:stop] + lengths * self.dtype.itemsize
             following = np.full(stop - start, self._bin_bytes)
@@ -237,8 +236,8 @@ class TokenFile:
                 )
         if count and pointers[0] != 0:
             raise _broken(path, f"the first sequence begins at byte {pointers[0]}, expected 0")
-        for start in range(0, len(self._document_indices) - 1, _CHUNK):
-            backward = np.flatnonzero(np.diff(self._document_indices[start : start + _CHUNK + 1]) < 0)
+        for start in range(0, len(self._document_indices) - 1, _CHUNK_DOCUMENTS):
+            backward = np.flatnonzero(np.diff(self._document_indices[start : start + _CHUNK_DOCUMENTS + 1]) < 0)
             if len(backward):
                 raise _broken(path, f"document {start + backward[0]} ends before its first sequence")
 

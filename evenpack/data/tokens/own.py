@@ -412,10 +412,9 @@ def _mapping(array: np.ndarray) -> "partial[np.memmap] | None":
     None for others: a part of one has no place to tell, and a copy-on-write one may hold what its file does not.
     """
     file: Any = array.base
-    if not isinstance(array, np.memmap) or not isinstance(file, mmap.mmap) or array.filename is None:
+    if not isinstance(array, np.memmap) or not isinstance(file, mmap.mmap) or not array.filename or array.mode == "c":
         return None
-    place = partial(np.memmap, array.filename, dtype=array.dtype, mode="r", offset=array.offset, shape=array.shape)
-    return None if array.mode == "c" else place
+    return partial(np.memmap, array.filename, dtype=array.dtype, mode="r", offset=array.offset, shape=array.shape)
 
 
 def _reopen(name: str, *given: "np.ndarray | partial[np.memmap]") -> TokenArrays:
