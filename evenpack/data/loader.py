@@ -596,16 +596,10 @@ class OwnDocuments:
     @cached_property
     def _hashes(self) -> dict[str, str]:
         """The hash of each source's tokens and of what makes packs of them; read once."""
-        return {name: self._hash(documents) for name, documents in self.token_files.items()}
-
-    def _hash(self, documents: TokenFile) -> str:
-        made = {
-            "content": hash_content(documents),
-            "recipe": self.recipe.model_dump(),
-            "packing": self.packing.model_dump(),
-            "pack_length": self.pack_length,
-        }
-        return hash_of_json(made)
+        recipe, packing = self.recipe.model_dump(), self.packing.model_dump()
+        made = {"recipe": recipe, "packing": packing, "pack_length": self.pack_length}
+        contents = {name: hash_content(documents) for name, documents in self.token_files.items()}
+        return {name: hash_of_json({"content": content, **made}) for name, content in contents.items()}
 
     @cached_property
     def _stored(self) -> dict[str, Path]:
@@ -622,7 +616,9 @@ class OwnDocuments:
                 with atomic_directory(folder) as unfinished:
                     view = self._view(name, documents, unfinished)
                     store_plan(unfinished, view, self.packing, pack_length=self.pack_length)
-                    _write_checksums(unfinished, key)
+                    files = {one.name: asdict(digest_of(one).checksums()) for one in sorted(unfinished.iterdir())}
+                    record = {"version": _CACHE_VERSION, "key": key, "files": files}
+                    write_json(unfinished / _CHECKSUMS, with_checksum(record))
                 return folder
             except OSError as error:
                 if not folder.is_dir():  # else another rank was faster
@@ -630,11 +626,6 @@ class OwnDocuments:
                     raise RunError(f"the loader's cache cannot be filled: {reason}") from error
         _verify(folder, key)
         return folder
-
-
-def _write_checksums(folder: Path, key: str) -> None:
-    files = {path.name: asdict(digest_of(path).checksums()) for path in sorted(folder.iterdir())}
-    write_json(folder / _CHECKSUMS, with_checksum({"version": _CACHE_VERSION, "key": key, "files": files}))
 
 
 def _verify(folder: Path, key: str) -> None:

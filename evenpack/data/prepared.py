@@ -237,13 +237,14 @@ class PreparedData:
         """
         weights = [stage.weights for stage in stages] or [self.weights]
         drawn = [name for name, *of_stages in zip(self.source_names, *weights, strict=True) if any(of_stages)]
+        recipe = self.config.recipe.model_dump(exclude_none=True)
         content = {
             "files": {
                 name: checksum for source in (None, *drawn) for name, checksum in self.checksums.get(source, {}).items()
             },
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
             # Here and below, options that are off are left out, so that a new one does not change all fingerprints.
-            "recipe": self._recipe_of_fingerprint(),
+            "recipe": {key: value for key, value in recipe.items() if not (key in OF_THE_LOSS and value == "all")},
             "pack_length": self.pack_length,
             "mixture": by_name(self.source_names, self.weights),
             "seed": seed,
@@ -258,10 +259,6 @@ class PreparedData:
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return hash_of_json(content)
-
-    def _recipe_of_fingerprint(self) -> dict[str, Any]:
-        recipe = self.config.recipe.model_dump(exclude_none=True)
-        return {key: value for key, value in recipe.items() if not (key in OF_THE_LOSS and value == "all")}
 
     @cached_property
     def checksums(self) -> dict[str | None, dict[str, str]]:

@@ -6,7 +6,7 @@ or ranks read in parallel, so that one large file is no slower than many.
 
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +51,12 @@ class Verified:
 
 Content = Literal["all", "lengths", "tokenizer"]
 """What is verified of a prepared set: all files; all but the tokens themselves; or the tokenizer alone."""
+_HOLDS: Mapping[Content, Callable[[str], bool]] = {
+    "all": lambda _: True,
+    "lengths": lambda name: not name.endswith(".bin"),
+    "tokenizer": lambda name: name.startswith(f"{TOKENIZER_FOLDER}/"),
+}
+"""Returns whether a file of this name holds such content."""
 
 
 class FileChunk(NamedTuple):
@@ -188,19 +194,8 @@ class Verifier:
 
     def _files(self) -> Iterator[tuple[Path, FileRecord]]:
         for name, record in self._manifest.files.items():
-            if _holds(name, self._content):
+            if _HOLDS[self._content](name):
                 yield record.locate(self._directory), record
-
-
-def _holds(name: str, content: Content) -> bool:
-    """Returns whether a file is one of those that hold such content."""
-    match content:
-        case "all":
-            return True
-        case "lengths":
-            return not name.endswith(".bin")
-        case "tokenizer":
-            return name.startswith(f"{TOKENIZER_FOLDER}/")
 
 
 _verified: dict[tuple[Path, Content, tuple[int, int]], dict[Path, InputFile]] = {}

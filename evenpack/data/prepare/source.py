@@ -154,7 +154,7 @@ class SourcePreparation(SourceInPreparation):
                 )
 
             if writer.complete:
-                progress.note(f"source '{self.name}': {prefix.parent} holds its tokens already")
+                self.progress.note(f"source '{self.name}': {prefix.parent} holds its tokens already")
                 report(replace(state, bytes_read=resumed))
             else:
                 try:

@@ -22,8 +22,6 @@ from evenpack.files import file_checksum
 from evenpack.launch_environment import MPI_LOCAL_SIZE, MPI_WORLD_SIZE
 from evenpack.worker_pool import worker_pool
 
-_PRELOADED = ["evenpack.data.prepare.workers"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PartTask:
@@ -166,7 +164,7 @@ class LocalWorkers:
         cores = max(1, len(os.sched_getaffinity(0)) // self._count)
         environment = {"RAYON_NUM_THREADS": str(cores)}
         try:
-            with worker_pool(self._count, preloaded=_PRELOADED, environment=environment) as pool:
+            with worker_pool(self._count, preloaded=[__name__], environment=environment) as pool:
                 yield from _in_order(pool, tasks, self._count)
         except BrokenExecutor as error:
             raise RunError(
