@@ -563,8 +563,10 @@ class OwnDocuments:
         """How the sequences of each source form packs; found once, and pickled for each worker process."""
         if self.cache is not None:
             return {name: open_packing(self._stored[name]) for name in self.token_files}
-        views = {name: self._view(name, documents) for name, documents in self.token_files.items()}
-        return {name: pack_view(view, self.packing, pack_length=self.pack_length) for name, view in views.items()}
+        return {
+            name: pack_view(self._view(name, documents), self.packing, pack_length=self.pack_length)
+            for name, documents in self.token_files.items()
+        }
 
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
         assert batching == "packs", "a loader counts packs"

@@ -206,7 +206,7 @@ class BlockedPlan(WholeEpochs):
         Raises: ValueError for a negative position.
         """
         epochs, places = self.places(stream_positions)
-        blocks, local = np.empty_like(places), np.empty_like(places)  # the position in the block's own stream
+        blocks, local = np.empty_like(places), np.empty_like(places)  # local: positions in the blocks' own streams
         for epoch in np.unique(epochs).tolist():
             members = epochs == epoch
             order, begins = self._epoch(epoch)

@@ -115,8 +115,8 @@ class ShardPreparation(SourceInPreparation):
         total = evaluation.total_bytes + training.total_bytes
         append = partial(self._split, origin=origin, progress=SourceProgress(self.progress, self.name, "shards", total))
         if not files.validation:
-            out, kept = (partial(self._of_split, are_held_out=one) for one in (True, False))
-            validation = append("validation", training, out, bytes_before=0)
+            validation = append("validation", training, partial(self._of_split, are_held_out=True), bytes_before=0)
+            kept = partial(self._of_split, are_held_out=False)
             train = append("train", training, kept, bytes_before=training.total_bytes)
         else:
             validation = append("validation", evaluation, attrgetter("sequences"), bytes_before=0)

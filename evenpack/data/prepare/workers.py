@@ -162,9 +162,8 @@ class LocalWorkers:
 
     def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
         cores = max(1, len(os.sched_getaffinity(0)) // self._count)
-        environment = {"RAYON_NUM_THREADS": str(cores)}
         try:
-            with worker_pool(self._count, preloaded=[__name__], environment=environment) as pool:
+            with worker_pool(self._count, preloaded=[__name__], environment={"RAYON_NUM_THREADS": str(cores)}) as pool:
                 yield from _in_order(pool, tasks, self._count)
         except BrokenExecutor as error:
             raise RunError(
