@@ -119,7 +119,8 @@ class PreparedData:
         return self._with(repacking=packing)
 
     def _with(self, **changes: Any) -> "PreparedData":
-        found = PreparedData.__new__(PreparedData)  # `copy` would open the directory again, as a pickle does
+        # `copy` would open the directory again, as a pickle does. What is cached depends on nothing that changes.
+        found = PreparedData.__new__(PreparedData)
         vars(found).update(vars(self) | changes)
         return found
 

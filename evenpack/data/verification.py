@@ -6,7 +6,7 @@ or ranks read in parallel, so that one large file is no slower than many.
 
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,12 +51,6 @@ class Verified:
 
 Content = Literal["all", "lengths", "tokenizer"]
 """What is verified of a prepared set: all files; all but the tokens themselves; or the tokenizer alone."""
-_HOLDS: Mapping[Content, Callable[[str], bool]] = {
-    "all": lambda _: True,
-    "lengths": lambda name: not name.endswith(".bin"),
-    "tokenizer": lambda name: name.startswith(f"{TOKENIZER_FOLDER}/"),
-}
-"""Returns whether a file of this name holds such content."""
 
 
 class FileChunk(NamedTuple):
@@ -127,7 +121,8 @@ class Verifier:
         damages = self.find_wrong_sizes()
         pieces = self._pieces(damages, share)
         shown = progress.begin(f"{self._directory}: verifying", unit="bytes")
-        total, find = sum(piece.bytes for piece in pieces), partial(FileChunk.find_damage, reader=ChunkReader())
+        total = sum(piece.bytes for piece in pieces)
+        find = partial(FileChunk.find_damage, reader=ChunkReader())
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
             found = map_in_order(find, iter(pieces), executor, threads=threads)
@@ -194,8 +189,19 @@ class Verifier:
 
     def _files(self) -> Iterator[tuple[Path, FileRecord]]:
         for name, record in self._manifest.files.items():
-            if _HOLDS[self._content](name):
+            if _holds(name, self._content):
                 yield record.locate(self._directory), record
+
+
+def _holds(name: str, content: Content) -> bool:
+    """Returns whether a file is one of those that hold such content."""
+    match content:
+        case "all":
+            return True
+        case "lengths":
+            return not name.endswith(".bin")
+        case "tokenizer":
+            return name.startswith(f"{TOKENIZER_FOLDER}/")
 
 
 _verified: dict[tuple[Path, Content, tuple[int, int]], dict[Path, InputFile]] = {}

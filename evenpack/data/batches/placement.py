@@ -90,16 +90,20 @@ class Placer:
             visible = np.sort(
                 np.concatenate([np.unique(segment_starts // self.pack_length) * self.pack_length, padding])
             )
-        begins = np.repeat(apart, np.diff(np.append(apart, slots)))
-        positions = np.arange(slots) - begins if self.shape.reset_positions else np.arange(slots) % self.pack_length
         return Placement(
             slots=slots,
             row_slots=row_slots[self.shape.layout],
             slot_of_token=np.arange(packs.lengths.sum()) + np.repeat(shift, packs.lengths),
             segment_last_slots=segment_ends - 1 + segment_shift,
             segment_starts=visible,
-            position_ids=positions,
+            position_ids=self._positions(apart, slots),
         )
+
+    def _positions(self, starts: Int64[np.ndarray, " segments"], slots: int) -> Int64[np.ndarray, " T"]:
+        if not self.shape.reset_positions:
+            return np.arange(slots) % self.pack_length
+        positions: Int64[np.ndarray, " T"] = np.arange(slots) - np.repeat(starts, np.diff(np.append(starts, slots)))
+        return positions
 
     def _sequence_starts(
         self, packs: PackSelection, tight_starts: Int64[np.ndarray, " M"], rows: int

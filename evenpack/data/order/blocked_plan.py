@@ -205,14 +205,7 @@ class BlockedPlan(WholeEpochs):
 
         Raises: ValueError for a negative position.
         """
-        epochs, places = self.places(stream_positions)
-        blocks, local = np.empty_like(places), np.empty_like(places)  # local: positions in the blocks' own streams
-        for epoch in np.unique(epochs).tolist():
-            members = epochs == epoch
-            order, begins = self._epoch(epoch)
-            index = np.searchsorted(begins, places[members], side="right") - 1
-            blocks[members] = order[index]
-            local[members] = places[members] - begins[index] + epoch * self._block_packs[order[index]]
+        blocks, local = self._locate(stream_positions)
         drawn = {block: self._plan(block).draw(local[blocks == block]) for block in np.unique(blocks).tolist()}
         return merged(blocks, drawn)
 
@@ -230,6 +223,20 @@ class BlockedPlan(WholeEpochs):
             ahead += self._epoch(epoch)[0][: blocks - len(ahead)].tolist()
         first = self.blocks.first_sequences
         return [(int(first[block]), int(first[block + 1])) for block in ahead]
+
+    def _locate(
+        self, stream_positions: Int64[np.ndarray, " N"]
+    ) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
+        """Returns the block of each position, and the position in that block's own stream."""
+        epochs, places = self.places(stream_positions)
+        blocks, local = (np.empty(len(places), dtype=np.int64) for _ in range(2))
+        for epoch in np.unique(epochs).tolist():
+            members = epochs == epoch
+            order, begins = self._epoch(epoch)
+            index = np.searchsorted(begins, places[members], side="right") - 1
+            blocks[members] = order[index]
+            local[members] = places[members] - begins[index] + epoch * self._block_packs[order[index]]
+        return blocks, local
 
     def _order_blocks(self, epoch: int) -> tuple[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
         """Returns the blocks in the order of an epoch, and the first pack at each rank."""

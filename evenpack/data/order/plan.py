@@ -138,10 +138,8 @@ class PackPlan(WholeEpochs):
         Raises: ValueError for a negative position.
         """
         slots = self._slots
-        epochs, packs = self.places(stream_positions)
-        if self._shuffles_packs:
-            keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
-            packs = permute(packs, np.full(len(packs), self.packs), keys)
+        epochs, places = self.places(stream_positions)
+        packs = self._permute_packs(places, epochs)
         strategies = np.searchsorted(slots.strategy_ends, packs, side="right")
         repetitions = packs - slots.strategy_begins[strategies]
         sizes = slots.sizes[strategies]
@@ -150,11 +148,26 @@ class PackPlan(WholeEpochs):
         lengths = slots.lengths[drawn]
         begins = self._class_begins[lengths]
         members = slots.first_members[drawn] + np.repeat(repetitions, sizes) * slots.strides[drawn]
-        member_epochs = np.repeat(epochs, sizes).astype(np.uint64)
-        keys = derive_key(self._key, _CLASS_ORDER, member_epochs, lengths.astype(np.uint64))
-        ranks = permute(members, self._class_sizes[lengths], keys)
+        ranks = self._permute_members(members, lengths, np.repeat(epochs, sizes))
         sequence_ids = self._sorted_sequence_ids[begins + ranks].astype(np.int64) + self._first_sequence
         return DrawnPacks(offsets=offsets, sequence_ids=sequence_ids, lengths=lengths)
+
+    def _permute_packs(
+        self, packs: Int64[np.ndarray, " N"], epochs: Int64[np.ndarray, " N"]
+    ) -> Int64[np.ndarray, " N"]:
+        if not self._shuffles_packs:
+            return packs
+        keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
+        return permute(packs, np.full(len(packs), self.packs), keys)
+
+    def _permute_members(
+        self,
+        members: Int64[np.ndarray, " M"],
+        lengths: Int64[np.ndarray, " M"],
+        epochs: Int64[np.ndarray, " M"],
+    ) -> Int64[np.ndarray, " M"]:
+        keys = derive_key(self._key, _CLASS_ORDER, epochs.astype(np.uint64), lengths.astype(np.uint64))
+        return permute(members, self._class_sizes[lengths], keys)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -73,7 +73,9 @@ class Packing:
         self._check_conservation()
 
     def _check_conservation(self) -> None:
-        placed, expected = np.zeros((2, max(self.pack_length, len(self.histogram.counts)) + 1), dtype=np.int64)
+        longest = max(self.pack_length, len(self.histogram.counts))
+        placed = np.zeros(longest + 1, dtype=np.int64)
+        expected = placed.copy()
         np.add.at(placed, self.slot_lengths, np.repeat(self.counts, self.depths))
         expected[1 : len(self.histogram.counts) + 1] = self.histogram.counts
         wrong = np.flatnonzero(placed != expected)

@@ -444,7 +444,7 @@ def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: 
         corpus.refuse_none_kept(state.rows)
     if writer.documents == 0:
         raise no_documents_error(source)
-    if writer.tokens == writer.documents + state.unknown_tokens + state.beginning_tokens:  # each has one end
+    if not state.has_known_tokens(writer.tokens, writer.documents):
         raise DataError(
             f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "
             "the tokenizer's vocabulary is not of this text, or the text is empty"

@@ -5,11 +5,12 @@ parts -> batches of about equal bytes -> tokens -> the writer of a token file, w
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -70,9 +71,11 @@ def batches(documents: Iterator[Document]) -> Iterator[Batch]:
 
 def read_ahead(items: Iterator[T], executor: Executor) -> Iterator[T]:
     """Yields the items, the next few of them made by the executor's only thread while the caller is busy."""
-    for item in map_in_order(lambda _: next(items, None), repeat(None), executor, threads=_BATCHES_READ_AHEAD):
-        if item is None:
-            return
+    pending: deque[Future[T | None]] = deque()
+    for _ in range(_BATCHES_READ_AHEAD):
+        pending.append(executor.submit(next, items, None))
+    while (item := pending.popleft().result()) is not None:
+        pending.append(executor.submit(next, items, None))
         yield item
 
 
@@ -138,6 +141,10 @@ class TokenisingState:
     def to_json(self) -> dict[str, Any]:
         """Returns the state as a journal keeps it."""
         return asdict(self)
+
+    def has_known_tokens(self, tokens: int, documents: int) -> bool:
+        """Returns whether so many documents with so many tokens hold more than unknown and special tokens."""
+        return tokens - documents != self.unknown_tokens + self.beginning_tokens
 
     def with_text(self, *, text_bytes: int, unknown_tokens: int, beginning_tokens: int) -> "TokenisingState":
         """Returns the state after more documents."""

@@ -164,7 +164,7 @@ class LocalWorkers:
         cores = max(1, len(os.sched_getaffinity(0)) // self._count)
         try:
             with worker_pool(self._count, preloaded=[__name__], environment={"RAYON_NUM_THREADS": str(cores)}) as pool:
-                yield from _in_order(pool, tasks, self._count)
+                yield from _in_order(pool, tasks, _ahead(self._count))
         except BrokenExecutor as error:
             raise RunError(
                 f"a worker that tokenised source '{tasks[0].source}' died: where memory is short, use fewer --workers; "
@@ -185,7 +185,7 @@ class MpiWorkers:
         self._count = count
 
     def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
-        yield from _in_order(self._executor, tasks, self._count, end=_request_exit)
+        yield from _in_order(self._executor, tasks, _ahead(self._count), end=_request_exit)
 
 
 def local_workers(count: int | None) -> LocalWorkers | None:
@@ -197,10 +197,15 @@ def local_workers(count: int | None) -> LocalWorkers | None:
     return None if count == 1 else LocalWorkers(count)
 
 
+def _ahead(workers: int) -> int:
+    """Returns how many parts may be in work or finished before the first of them is: one large part delays no other."""
+    return 4 * workers
+
+
 def _in_order(
     executor: Executor,
     tasks: Sequence[PartTask],
-    workers: int,
+    ahead: int,
     *,
     end: Callable[[_Pending], None] = lambda _: None,
 ) -> Iterator[PartFile]:
@@ -209,7 +214,7 @@ def _in_order(
     try:
         for task in tasks:
             pending.append((task, executor.submit(write_part, task)))
-            if len(pending) == 4 * workers:  # one large part delays no other
+            if len(pending) == ahead:
                 yield _first(pending)
         while pending:
             yield _first(pending)

@@ -144,34 +144,45 @@ def _mask_chunk(
     config: MaskingConfig,
     vocabulary: MaskingVocabulary,
 ) -> Int64[np.ndarray, " M"]:
-    """Masks `tokens` in place. Returns: the positions. Raises: ValueError if a sequence has too few ordinary tokens."""
-    starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
-    firsts = starts.view(np.uint64)
-    places = np.arange(len(tokens), dtype=np.uint64)
-    # The tokens of each sequence in random order, special ones last; the lowest 16 bits are a token's position.
-    order = hash64((keys - firsts).repeat(lengths) + places)
-    if config.whole_words:
-        order = order[_word_starts(vocabulary.continues[tokens], starts)]
-    order >>= _DRAWN_SHIFT
-    order &= _NOT_PLACE
-    order |= vocabulary.special[tokens].astype(np.uint64) << _SPECIAL_SHIFT
-    order += ((np.arange(len(keys), dtype=np.uint64) << _SEQUENCE_SHIFT) - firsts).repeat(lengths) + places
-    order.sort()
+    """Masks `tokens` in place. Returns: the positions."""
+    starts = offsets[:-1]
+    order = _random_order(tokens, offsets, keys, vocabulary, whole_words=config.whole_words)
     taken = order[ranges(starts, counts)]
     positions: Int64[np.ndarray, " M"] = starts.repeat(counts) + (taken & _PLACE).view(np.int64)
     positions.sort()
     originals = tokens[positions]
     if vocabulary.special[originals].any():
-        found = np.diff(np.append(0, np.cumsum(~vocabulary.special[tokens]))[offsets])
-        short = np.flatnonzero(found < counts)[0]
-        raise ValueError(
-            f"a sequence has {found[short]} ordinary tokens, of which {counts[short]} are to be masked; expected a "
-            f"pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens, or a document that has them at its "
-            "ends alone"
-        )
-    draws = hash64(((keys ^ _REPLACEMENT) - firsts).repeat(counts) + positions.view(np.uint64))
+        _refuse_short_of_tokens(tokens, offsets, counts, vocabulary)
+    draws = hash64(((keys ^ _REPLACEMENT) - starts.view(np.uint64)).repeat(counts) + positions.view(np.uint64))
     tokens[positions] = _replace(originals, draws, config, vocabulary)
     return positions
+
+
+def _random_order(
+    tokens: Integer[np.ndarray, " T"],
+    offsets: Int64[np.ndarray, " N_plus_1"],
+    keys: UInt64[np.ndarray, " N"],
+    vocabulary: MaskingVocabulary,
+    *,
+    whole_words: bool,
+) -> UInt64[np.ndarray, " T"]:
+    """Returns the tokens of each sequence in random order, special ones last.
+
+    The lowest 16 bits are a token's position.
+    """
+    starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
+    firsts = starts.view(np.uint64)
+    positions = np.arange(len(tokens), dtype=np.uint64)
+    special = vocabulary.special[tokens]
+    draws = hash64((keys - firsts).repeat(lengths) + positions)
+    if whole_words:
+        draws = draws[_word_starts(vocabulary.continues[tokens], starts)]
+    draws >>= _DRAWN_SHIFT
+    draws &= _NOT_PLACE
+    draws |= special.astype(np.uint64) << _SPECIAL_SHIFT
+    draws += ((np.arange(len(keys), dtype=np.uint64) << _SEQUENCE_SHIFT) - firsts).repeat(lengths) + positions
+    draws.sort()
+    return draws
 
 
 def _word_starts(continues: Bool[np.ndarray, " T"], starts: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " T"]:
@@ -180,6 +191,22 @@ def _word_starts(continues: Bool[np.ndarray, " T"], starts: Int64[np.ndarray, " 
     filled = starts[starts < len(continues)]
     begins[filled] = filled
     return np.maximum.accumulate(begins, out=begins)
+
+
+def _refuse_short_of_tokens(
+    tokens: Integer[np.ndarray, " T"],
+    offsets: Int64[np.ndarray, " N_plus_1"],
+    counts: Int64[np.ndarray, " N"],
+    vocabulary: MaskingVocabulary,
+) -> None:
+    before = np.append(0, np.cumsum(~vocabulary.special[tokens]))
+    found = np.diff(before[offsets])
+    short = np.flatnonzero(found < counts)[0]
+    raise ValueError(
+        f"a sequence has {found[short]} ordinary tokens, of which {counts[short]} are to be masked; "
+        f"expected a pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens, or a document that has them at "
+        "its ends alone"
+    )
 
 
 def _replace(

@@ -99,7 +99,10 @@ class Pieces:
         return total
 
     def segment_begins(self, *, isolates_documents: bool) -> Bool[np.ndarray, " P"]:
-        """Returns which pieces begin a segment, whose first token is no target: not those behind their neighbours."""
+        """Returns which pieces begin a segment, whose first token is no target.
+
+        Each row begins one, and with `isolates_documents` each piece that does not go on where the one before it ended.
+        """
         begins = np.zeros(len(self.starts), dtype=bool)
         if isolates_documents:
             begins[1:] = (self.documents[1:] != self.documents[:-1]) | (

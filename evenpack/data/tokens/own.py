@@ -166,7 +166,7 @@ class TokenArrays(OwnTokens):
         return cls(_flat_of(parts), offsets, labels=_flat_of(filled), name=name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.prefix), *(_mapping(array) or array for array in self._given)), self.reads_alone
+        return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given)), self.reads_alone
 
     def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
         starts: Int64[np.ndarray, " K"] = self._offsets[boundaries].astype(np.int64)
@@ -195,7 +195,7 @@ class TokenArrays(OwnTokens):
 
     def mapped_arrays(self) -> Sequence[np.ndarray]:
         """Returns those that are mapped as a whole; a copy-on-write one would lose what was written to it."""
-        return [array for array in self._given if _mapping(array)]
+        return [array for array in self._given if isinstance(_Mapped.of(array), _Mapped)]
 
 
 class TokenRows(OwnTokens):
@@ -406,17 +406,28 @@ def hash_content(documents: TokenFile) -> str:
     return digest.hexdigest()
 
 
-def _mapping(array: np.ndarray) -> "partial[np.memmap] | None":
-    """Returns the call that maps an array again which is mapped as a whole, so that a pickle needs not its content.
+class _Mapped:
+    """A mapped array as its place in a file, so that a pickle does not hold its content."""
 
-    None for others: a part of one has no place to tell, and a copy-on-write one may hold what its file does not.
-    """
-    file: Any = array.base
-    if not isinstance(array, np.memmap) or not isinstance(file, mmap.mmap) or not array.filename or array.mode == "c":
-        return None
-    return partial(np.memmap, array.filename, dtype=array.dtype, mode="r", offset=array.offset, shape=array.shape)
+    def __init__(self, array: np.memmap) -> None:
+        self.path, self.offset = str(array.filename), array.offset
+        self.dtype, self.shape = array.dtype, array.shape
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "np.ndarray | _Mapped":
+        """Returns the place of an array that is mapped as a whole, or the array.
+
+        A part of one has no place to tell, and a copy-on-write one may hold what its file does not.
+        """
+        file: Any = array.base
+        if not isinstance(array, np.memmap) or not isinstance(file, mmap.mmap) or array.filename is None:
+            return array
+        return array if array.mode == "c" else cls(array)
+
+    def open(self) -> np.ndarray:
+        return np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=self.shape)
 
 
-def _reopen(name: str, *given: "np.ndarray | partial[np.memmap]") -> TokenArrays:
-    tokens, offsets, *labels = (one() if isinstance(one, partial) else one for one in given)
+def _reopen(name: str, *given: "np.ndarray | _Mapped") -> TokenArrays:
+    tokens, offsets, *labels = (one.open() if isinstance(one, _Mapped) else one for one in given)
     return TokenArrays(tokens, offsets, labels=labels[0] if labels else None, name=name)
