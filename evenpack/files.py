@@ -280,6 +280,11 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
 
 
+def hash_of_json(content: Any) -> str:
+    """Returns the XXH3 (128 bits, hexadecimal) of JSON values, independent of the order of keys."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
 def file_checksum(path: Path) -> str:
     """Returns the XXH3 (128 bits, hexadecimal) of a file's bytes."""
     with path.open("rb") as file:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +87,8 @@ class Digest:
         return Checksums(bytes=self._bytes, whole=self.whole, chunks=(*self._chunks, *rest))
 
 
-class ChunkReader:
-    """Reads files chunk by chunk into one buffer, which each call overwrites."""
+class ChunkReader(threading.local):
+    """Reads files chunk by chunk into one buffer for each thread, which each call overwrites."""
 
     def __init__(self) -> None:
         """Prepares the buffer."""

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import takewhile
 
 import numpy as np
+import xxhash
 from jaxtyping import UInt64
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -48,6 +49,11 @@ def derive_key(*parts: int | UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, ".
     for part in parts[len(integers) :]:
         key = hash64(key ^ (part if isinstance(part, np.ndarray) else np.uint64(part & _WORD)))
     return key if len(integers) < len(parts) else key.reshape(())
+
+
+def key_of_name(name: str) -> int:
+    """Returns the key of a source, or of anything else that has a name."""
+    return xxhash.xxh3_64_intdigest(name.encode())
 
 
 @lru_cache(maxsize=1024)

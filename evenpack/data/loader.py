@@ -4,7 +4,6 @@ Which packs form step t depends on the documents, the seed and t; rank, ranks an
 the state of a loader is the number of its step, the same on every rank, and it continues at any number of ranks.
 """
 
-import json
 import logging
 import os
 import sys
@@ -19,14 +18,9 @@ import xxhash
 
 from evenpack.config import nearest, validate
 from evenpack.data.batches.objectives import DynamicMasks, NextTokens, Objective
-from evenpack.data.batches.pipeline import (
-    MicroBatchDataset,
-    PipelineSettings,
-    StepBatches,
-    training_batches,
-)
+from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings, StepBatches, training_batches
 from evenpack.data.checksums import Checksums, digest_of, find_first_damage, with_checksum, without_checksum
-from evenpack.data.keys import derive_key
+from evenpack.data.keys import derive_key, key_of_name
 from evenpack.data.limits import HIGHEST_WEIGHT, MOST_PACKS_A_STEP, MOST_SLOTS, MOST_STEPS, MOST_VOCABULARY
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.plan import PackPlan, sort_chunks_by_length
@@ -46,7 +40,7 @@ from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.tokens.own import ABOUT_THE_LOSS, TokenArrays, TokenRows, hash_content
 from evenpack.errors import CheckpointError, ConfigError, DataError, EvenpackError, RunError
 from evenpack.extras import require
-from evenpack.files import atomic_directory, expand_user, explained, read_json, system_error, write_json
+from evenpack.files import atomic_directory, expand_user, explained, hash_of_json, read_json, system_error, write_json
 from evenpack.losses import MASKED_TOKEN, NEXT_SENTENCE, StepCounts
 
 if TYPE_CHECKING:
@@ -556,7 +550,7 @@ class OwnDocuments:
         }
         if changes := changes_by_name(names, stages):
             content["stages"] = changes
-        return _hexdigest(content)
+        return hash_of_json(content)
 
     def ordered(self, names: Sequence[str]) -> "OwnDocuments":
         """Returns the same documents with the sources in this order."""
@@ -567,12 +561,12 @@ class OwnDocuments:
     @cached_property
     def _packings(self) -> dict[str, Packing]:
         """How the sequences of each source form packs; found once, and pickled for each worker process."""
-        return {name: self._packing(name, documents) for name, documents in self.token_files.items()}
-
-    def _packing(self, name: str, documents: TokenFile) -> Packing:
         if self.cache is not None:
-            return open_packing(self._stored[name])
-        return pack_view(self._view(name, documents), self.packing, pack_length=self.pack_length)
+            return {name: open_packing(self._stored[name]) for name in self.token_files}
+        return {
+            name: pack_view(self._view(name, documents), self.packing, pack_length=self.pack_length)
+            for name, documents in self.token_files.items()
+        }
 
     def training_sources(self, *, seed: int, batching: Batching) -> tuple[PackedSource, ...]:
         assert batching == "packs", "a loader counts packs"
@@ -581,7 +575,7 @@ class OwnDocuments:
         return sources
 
     def _source(self, name: str, documents: TokenFile, seed: int) -> PackedSource:
-        key = int(derive_key(seed, xxhash.xxh3_64_intdigest(name.encode())))
+        key = int(derive_key(seed, key_of_name(name)))
         if self.cache is None:
             view, packing = self._view(name, documents), self._packings[name]
             ids = np.empty(view.count, dtype=sequence_id_type(view.count))
@@ -590,7 +584,7 @@ class OwnDocuments:
         else:
             view = cast(ViewOfDocuments, open_view(self._stored[name], documents, self.recipe))
             plan = open_plan(self._stored[name], key=key)
-        return PackedSource(view=view, plan=plan, key=xxhash.xxh3_64_intdigest(name.encode()))
+        return PackedSource(view=view, plan=plan, key=key_of_name(name))
 
     def _view(self, name: str, documents: TokenFile, directory: Path | None = None) -> ViewOfDocuments:
         view = build_view(self.recipe, documents, None, directory=directory)
@@ -604,16 +598,10 @@ class OwnDocuments:
     @cached_property
     def _hashes(self) -> dict[str, str]:
         """The hash of each source's tokens and of what makes packs of them; read once."""
-        return {name: self._hash(documents) for name, documents in self.token_files.items()}
-
-    def _hash(self, documents: TokenFile) -> str:
-        made = {
-            "content": hash_content(documents),
-            "recipe": self.recipe.model_dump(),
-            "packing": self.packing.model_dump(),
-            "pack_length": self.pack_length,
-        }
-        return _hexdigest(made)
+        recipe, packing = self.recipe.model_dump(), self.packing.model_dump()
+        made = {"recipe": recipe, "packing": packing, "pack_length": self.pack_length}
+        contents = {name: hash_content(documents) for name, documents in self.token_files.items()}
+        return {name: hash_of_json({"content": content, **made}) for name, content in contents.items()}
 
     @cached_property
     def _stored(self) -> dict[str, Path]:
@@ -630,7 +618,9 @@ class OwnDocuments:
                 with atomic_directory(folder) as unfinished:
                     view = self._view(name, documents, unfinished)
                     store_plan(unfinished, view, self.packing, pack_length=self.pack_length)
-                    _write_checksums(unfinished, key)
+                    files = {one.name: asdict(digest_of(one).checksums()) for one in sorted(unfinished.iterdir())}
+                    record = {"version": _CACHE_VERSION, "key": key, "files": files}
+                    write_json(unfinished / _CHECKSUMS, with_checksum(record))
                 return folder
             except OSError as error:
                 if not folder.is_dir():  # else another rank was faster
@@ -638,11 +628,6 @@ class OwnDocuments:
                     raise RunError(f"the loader's cache cannot be filled: {reason}") from error
         _verify(folder, key)
         return folder
-
-
-def _write_checksums(folder: Path, key: str) -> None:
-    files = {path.name: asdict(digest_of(path).checksums()) for path in sorted(folder.iterdir())}
-    write_json(folder / _CHECKSUMS, with_checksum({"version": _CACHE_VERSION, "key": key, "files": files}))
 
 
 def _verify(folder: Path, key: str) -> None:
@@ -800,9 +785,6 @@ def _checked_weights(names: list[str], weights: Mapping[str, int] | None) -> tup
     return tuple(_whole(f"weights['{name}']", weights[name], 0, HIGHEST_WEIGHT) for name in names)
 
 
-_OF_A_STAGE = ("step", "weights", "packs_per_step")
-
-
 def _staged(
     data: "OwnDocuments | PreparedData",
     stages: Sequence[Mapping[str, Any]],
@@ -819,8 +801,7 @@ def _staged(
     found = [(0, weights, packs_per_step)]
     for stage in stages:
         _require_type("a stage", stage, Mapping, "a mapping with its step and what changes")
-        unknown = [key for key in stage if key not in _OF_A_STAGE]
-        if unknown or len(stage) < 2:
+        if stage.keys() - {"step", "weights", "packs_per_step"} or len(stage) < 2:
             raise ConfigError(f"a stage has a step, and weights or packs_per_step to change, found {dict(stage)!r}")
         last = _whole("the step of a stage, after those before it,", stage.get("step"), last + 1, MOST_STEPS)
         changes = stage.get("weights") or {}
@@ -889,10 +870,6 @@ def _hash_of_packs(packing: Packing) -> str:
     for values in (packing.depths, packing.slot_lengths, packing.counts):
         digest.update(np.ascontiguousarray(values, dtype="<i8").data)
     return digest.hexdigest()
-
-
-def _hexdigest(content: Any) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 @cache

@@ -9,21 +9,17 @@ from typing import Any
 import numpy as np
 
 
-def release_mapped_pages(array: np.ndarray) -> None:
-    """Removes the pages from which `array` is mapped from this process's memory; does nothing without a mapping.
+def release_mapped_pages(arrays: Iterable[np.ndarray]) -> None:
+    """Removes the pages from which arrays are mapped from this process's memory; others stay as they are.
 
     They are read again from the page cache, or from disk, when they are needed.
     """
-    mapping = _mapping(array)
-    if mapping is not None:
-        mapping.madvise(mmap.MADV_DONTNEED)
+    _advise(arrays, mmap.MADV_DONTNEED)
 
 
 def read_alone(arrays: Iterable[np.ndarray]) -> None:
     """Lets pages of mapped arrays be read alone from now on, without the megabytes around each of them."""
-    for mapping in map(_mapping, arrays):
-        if mapping is not None:
-            mapping.madvise(mmap.MADV_RANDOM)
+    _advise(arrays, mmap.MADV_RANDOM)
 
 
 def exceeds_page_cache(arrays: Iterable[np.ndarray]) -> bool:
@@ -54,8 +50,10 @@ def _limits_of_group(groups: Path = Path("/proc/self/cgroup"), root: Path = Path
                         yield int(text)
 
 
-def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    return owner if isinstance(owner, mmap.mmap) else None
+def _advise(arrays: Iterable[np.ndarray], advice: int) -> None:
+    for array in arrays:
+        owner: Any = array
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        if isinstance(owner, mmap.mmap):
+            owner.madvise(advice)

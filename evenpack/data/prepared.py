@@ -1,17 +1,13 @@
 """A prepared directory, opened for a run."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from copy import copy
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import xxhash
-
 from evenpack.data.config import DataConfig
-from evenpack.data.keys import derive_key
+from evenpack.data.keys import derive_key, key_of_name
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest
 from evenpack.data.order.config import PackingConfig
 from evenpack.data.order.forms import Form, FormedStream
@@ -29,7 +25,7 @@ from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokens.file import TokenFile, expect_random_reads
 from evenpack.data.verification import Content, Verifier, require_verified
 from evenpack.errors import DataError, NotPreparedError
-from evenpack.files import expand_user
+from evenpack.files import expand_user, hash_of_json
 
 if TYPE_CHECKING:
     from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -107,13 +103,11 @@ class PreparedData:
 
     def drawn_by(self, config: DataConfig) -> "PreparedData":
         """Returns the same data with the weights of a stage."""
-        return PreparedData(self.directory, config, self.manifest, repacking=self.repacking).following(self.follows)
+        return self._with(config=config)
 
     def following(self, follows: "Follows | None") -> "PreparedData":
         """Returns the same data as a run goes on with it after packs of another form."""
-        found = copy(self)
-        found.follows = follows
-        return found
+        return self._with(follows=follows)
 
     def ordered(self, names: Sequence[str]) -> "PreparedData":
         """Returns the same data with the sources in this order."""
@@ -122,7 +116,13 @@ class PreparedData:
 
     def repacked(self, packing: PackingConfig) -> "PreparedData":
         """Returns the same sequences in other packs, for studies: packed again each time a plan is opened."""
-        return PreparedData(self.directory, self.config, self.manifest, repacking=packing)
+        return self._with(repacking=packing)
+
+    def _with(self, **changes: Any) -> "PreparedData":
+        # `copy` would open the directory again, as a pickle does. What is cached depends on nothing that changes.
+        found = PreparedData.__new__(PreparedData)
+        vars(found).update(vars(self) | changes)
+        return found
 
     @property
     def vocabulary_size(self) -> int:
@@ -210,8 +210,7 @@ class PreparedData:
                 f"source '{source}' has no sequence for {split}: raise data.validation_fraction (now "
                 f"{self.config.validation_fraction}) or give it more documents"
             )
-        name_hash = xxhash.xxh3_64_intdigest(f"{source}/{split}".encode())
-        key = int(derive_key(seed if split == "train" else 0, name_hash))
+        key = int(derive_key(seed if split == "train" else 0, key_of_name(f"{source}/{split}")))
         if split == "train" and self.config.shuffle.kind != "permutation":
             return open_blocked_plan(
                 self._folder(source, split),
@@ -239,13 +238,14 @@ class PreparedData:
         """
         weights = [stage.weights for stage in stages] or [self.weights]
         drawn = [name for name, *of_stages in zip(self.source_names, *weights, strict=True) if any(of_stages)]
+        recipe = self.config.recipe.model_dump(exclude_none=True)
         content = {
             "files": {
                 name: checksum for source in (None, *drawn) for name, checksum in self.checksums.get(source, {}).items()
             },
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
             # Here and below, options that are off are left out, so that a new one does not change all fingerprints.
-            "recipe": self._recipe_of_fingerprint(),
+            "recipe": {key: value for key, value in recipe.items() if not (key in OF_THE_LOSS and value == "all")},
             "pack_length": self.pack_length,
             "mixture": by_name(self.source_names, self.weights),
             "seed": seed,
@@ -259,11 +259,7 @@ class PreparedData:
             content["mixture_schedule"] = changes
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
-        return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
-
-    def _recipe_of_fingerprint(self) -> dict[str, Any]:
-        recipe = self.config.recipe.model_dump(exclude_none=True)
-        return {key: value for key, value in recipe.items() if not (key in OF_THE_LOSS and value == "all")}
+        return hash_of_json(content)
 
     @cached_property
     def checksums(self) -> dict[str | None, dict[str, str]]:
@@ -312,7 +308,7 @@ def packed_sources(
         PackedSource(
             view=prepared.view(name, split),
             plan=prepared.plan(name, split, seed=seed, batching=batching),
-            key=xxhash.xxh3_64_intdigest(name.encode()),
+            key=key_of_name(name),
         )
         for name in names
     )

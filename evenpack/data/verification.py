@@ -5,7 +5,6 @@ or ranks read in parallel, so that one large file is no slower than many.
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -65,15 +64,8 @@ class FileChunk(NamedTuple):
     def bytes(self) -> int:
         return min(CHUNK_BYTES, self.record.content.bytes - self.chunk * CHUNK_BYTES)
 
-
-class _Readers(threading.local):
-    """A reader of chunks for each thread."""
-
-    def __init__(self) -> None:
-        self._reader = ChunkReader()
-
-    def find_damage(self, piece: FileChunk) -> Damage | None:
-        return find_damage(piece.path, piece.record.content, self._reader, chunk=piece.chunk)
+    def find_damage(self, reader: ChunkReader) -> Damage | None:
+        return find_damage(self.path, self.record.content, reader, chunk=self.chunk)
 
 
 def _read_all(
@@ -128,13 +120,12 @@ class Verifier:
         """Reads the files, or a share of them, with several threads, one for each processor and at most eight."""
         damages = self.find_wrong_sizes()
         pieces = self._pieces(damages, share)
-        shown, total = (
-            progress.begin(f"{self._directory}: verifying", unit="bytes"),
-            sum(piece.bytes for piece in pieces),
-        )
+        shown = progress.begin(f"{self._directory}: verifying", unit="bytes")
+        total = sum(piece.bytes for piece in pieces)
+        find = partial(FileChunk.find_damage, reader=ChunkReader())
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
-            found = map_in_order(_Readers().find_damage, iter(pieces), executor, threads=threads)
+            found = map_in_order(find, iter(pieces), executor, threads=threads)
             return _read_all(pieces, found, damages, on_read=lambda done: shown.update(done, total))
 
     def verify_share(
@@ -149,17 +140,17 @@ class Verifier:
 
         It ends early if `is_cancelled`. `on_read` is called with the bytes read so far.
         """
-        wrong = self.find_wrong_sizes()
+        wrong, reader = self.find_wrong_sizes(), ChunkReader()
         pieces = self._pieces(wrong, (share, shares))
-        found = map(_Readers().find_damage, takewhile(lambda _: not is_cancelled(), pieces))
+        found = (piece.find_damage(reader) for piece in takewhile(lambda _: not is_cancelled(), pieces))
         return _read_all(pieces, found, wrong if share == 0 else {}, on_read=on_read)
 
     def verify_smallest(self, *, seconds: float) -> Verified:
         """Reads as many files as it can in that time, in the calling thread, the smallest first."""
         deadline = time.monotonic() + seconds
-        wrong = self.find_wrong_sizes()
+        wrong, reader = self.find_wrong_sizes(), ChunkReader()
         pieces = sorted(self._pieces(wrong), key=lambda piece: piece.record.content.bytes)
-        found = map(_Readers().find_damage, takewhile(lambda _: time.monotonic() <= deadline, pieces))
+        found = (piece.find_damage(reader) for piece in takewhile(lambda _: time.monotonic() <= deadline, pieces))
         return _read_all(pieces, found, wrong)
 
     def _pieces(self, wrong: Container[Path], share: tuple[int, int] = (0, 1)) -> list[FileChunk]:

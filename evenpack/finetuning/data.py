@@ -111,7 +111,7 @@ def _read(path: Path, section: FinetuneDataSection, tokenizer: Tokenizer) -> Eva
         rows, length = read_sentences(path, task.glue), section.max_sequence_length
         sequences = sentence_sequences(rows, task.glue, tokenizer, max_sequence_length=length)
         found = SentenceSet(task=task, sequences=sequences)
-    unknown = tokenizer.unknown_share(found.sequences.tokens)
+    unknown = tokenizer.unknown_share(found.sequences.token_file.read(0, found.sequences.token_file.tokens))
     if unknown > _MOST_UNKNOWN:
         raise DataError(
             f"{path}: {100 * unknown:.0f} % of the tokens are unknown to the vocabulary, which is of other texts; "

@@ -48,8 +48,11 @@ class Collator:
         self.windows = shape.windows
         self.padding_token = padding_token
         self.vocabulary_size = vocabulary_size
-        self.placer = Placer.of(
-            sources, shape=shape, pack_length=pack_length, is_bidirectional=objective.is_bidirectional
+        self.placer = Placer(
+            shape=shape,
+            pack_length=pack_length,
+            max_sequence_length=max(source.view.max_sequence_length for source in sources),
+            is_bidirectional=objective.is_bidirectional,
         )
         self.fills_rows = fills_rows
 

@@ -82,8 +82,17 @@ class Objective(TargetCounter, Protocol):
         """Returns the task of one batch, whose index arrays have a `rounded_size`: the content of these packs."""
 
 
+class _CountedTargets:
+    """An objective whose targets are counted with the sequences."""
+
+    def count_targets(
+        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], counts: SequenceCounts
+    ) -> Int64[np.ndarray, " K"]:
+        return counts.targets
+
+
 @dataclass(frozen=True, kw_only=True)
-class NextTokens:
+class NextTokens(_CountedTargets):
     """Next-token prediction: each token predicts the next one in its segment."""
 
     is_bidirectional = False
@@ -94,11 +103,6 @@ class NextTokens:
                 "data.recipe.kind sentence_pairs and masked_pairs are for models of masked tokens: choose another "
                 "model.kind or another recipe"
             )
-
-    def count_targets(
-        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], counts: SequenceCounts
-    ) -> Int64[np.ndarray, " K"]:
-        return counts.targets
 
     def for_validation(self) -> "NextTokens":
         return self
@@ -237,7 +241,7 @@ class DynamicMasks(_MaskedObjective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredMasks(_MaskedObjective):
+class StoredMasks(_CountedTargets, _MaskedObjective):
     """Masks that were drawn once and are stored with pairs, with the number of each pair's."""
 
     vocabulary_size: int
@@ -247,11 +251,6 @@ class StoredMasks(_MaskedObjective):
             raise ConfigError(
                 "the pairs were prepared without masks: leave data.recipe.static_masks out, or prepare again with it"
             )
-
-    def count_targets(
-        self, view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], counts: SequenceCounts
-    ) -> Int64[np.ndarray, " K"]:
-        return counts.targets
 
     def _masked(self, content: SequenceContent, packs: PackSelection, sources: Sources) -> MaskedTokens:
         """Reads the stored masks of the sequences. Raises: DataError if they are damaged."""

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData, Split, packed_sources
 from evenpack.losses import NO_COUNTS, StepCounts
-
-if TYPE_CHECKING:
-    from evenpack.data.batches.loader_processes import LoaderNames
 
 
 @runtime_checkable
@@ -180,25 +177,21 @@ def training_batches(
     with stop_signals_blocked(), explained_lost_loader():  # its processes inherit this until they have own handlers
         batches = iter(loader)
     names = LoaderNames(settings.loader_workers, named_semaphores() - others)
-    return _steps(batches, dataset, range(start_step, stop_step), skipped, names)
 
+    def steps() -> Generator[StepBatches | SkippedStep]:
+        taken = 0
+        for step in range(start_step, stop_step):
+            if step in skipped:
+                yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
+            else:
+                count = numbers.size(step)
+                with explained_lost_loader():
+                    micro_batches = tuple(next(batches).batch() for _ in range(count))
+                taken += count
+                names.taken(taken)
+                yield StepBatches(step=step, micro_batches=micro_batches)
 
-def _steps(
-    batches: Iterator[Any], dataset: MicroBatchDataset, steps: range, skipped: SkippedSteps, names: "LoaderNames"
-) -> Generator[StepBatches | SkippedStep]:
-    from evenpack.data.batches.loader_processes import explained_lost_loader
-
-    taken = 0
-    for step in steps:
-        if step in skipped:
-            yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
-        else:
-            count = dataset.planner.micro_batches.size(step)
-            with explained_lost_loader():
-                micro_batches = tuple(next(batches).batch() for _ in range(count))
-            taken += count
-            names.taken(taken)
-            yield StepBatches(step=step, micro_batches=micro_batches)
+    return steps()
 
 
 def evaluation_batches(

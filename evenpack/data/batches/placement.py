@@ -10,14 +10,13 @@ the sequence's last segment, and has the cost of padded training. A bidirectiona
 segment of its own.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.order.assignment import padded_width
-from evenpack.data.order.selection import PackedSource, PackSelection
+from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, StepShape
 from evenpack.data.ranges import ranges
 
@@ -45,16 +44,9 @@ class Placer:
     shape: StepShape
     pack_length: int
     max_sequence_length: int
+    """Tokens of the longest sequence of any source."""
     is_bidirectional: bool
     """Whether the model sees the tokens after a token."""
-
-    @classmethod
-    def of(
-        cls, sources: Sequence[PackedSource], *, shape: StepShape, pack_length: int, is_bidirectional: bool
-    ) -> "Placer":
-        """Returns the placer of batches that mix these sources."""
-        longest = max(source.view.max_sequence_length for source in sources)
-        return cls(shape=shape, pack_length=pack_length, max_sequence_length=longest, is_bidirectional=is_bidirectional)
 
     @property
     def rows(self) -> int:

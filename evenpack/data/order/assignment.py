@@ -63,7 +63,12 @@ def assign_step(
             costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=shape.balances_each_micro_batch
         )
         return _equal_parts(assigned.reshape(-1), parts)
-    _require_divisible(policy, len(lengths), ranks, micro_batches)
+    if len(lengths) < parts or (policy != "max_tokens" and len(lengths) % parts):
+        how = "with one or more for each" if policy == "max_tokens" else "equally"
+        raise ConfigError(
+            f"a step of {len(lengths)} items cannot be assigned {how} to {ranks} ranks x {micro_batches} micro-batches "
+            f"by {policy}; choose a step of a multiple of {parts} items"
+        )
     if lengths.min() < 1:
         raise ValueError(f"item {lengths.argmin()} of a step must have 1 token or more, found {lengths.min()}")
     if policy == "arrival":
@@ -93,20 +98,8 @@ def padded_width(
     return width
 
 
-def _require_divisible(policy: AssignmentPolicy, items: int, ranks: int, micro_batches: int) -> None:
-    parts = ranks * micro_batches
-    if items >= parts and (policy == "max_tokens" or items % parts == 0):
-        return
-    how = "with one or more for each" if policy == "max_tokens" else "equally"
-    raise ConfigError(
-        f"a step of {items} items cannot be assigned {how} to {ranks} ranks x {micro_batches} micro-batches by "
-        f"{policy}; choose a step of a multiple of {parts} items"
-    )
-
-
 def _filled_up(lengths: Int64[np.ndarray, "*items"]) -> Int64[np.ndarray, "*items"]:
-    filled: Int64[np.ndarray, "*items"] = -(-lengths // PADDED_WIDTH_MULTIPLE) * PADDED_WIDTH_MULTIPLE
-    return filled
+    return -(-lengths // PADDED_WIDTH_MULTIPLE) * PADDED_WIDTH_MULTIPLE
 
 
 def _equal_parts(items: Int64[np.ndarray, " items"], parts: int) -> StepAssignment:
@@ -123,8 +116,7 @@ def _back_and_forth(ranks: int, micro_batches: int) -> Int64[np.ndarray, " parts
     """Returns all parts, micro-batch index by index: over the ranks upwards, then downwards, and so on."""
     rank = np.tile(np.arange(ranks), (micro_batches, 1))
     rank[1::2] = rank[1::2, ::-1].copy()
-    parts: Int64[np.ndarray, " parts"] = (rank * micro_batches + np.arange(micro_batches)[:, None]).reshape(-1)
-    return parts
+    return (rank * micro_batches + np.arange(micro_batches)[:, None]).reshape(-1)
 
 
 def _serpentine(order: Int64[np.ndarray, " items"], ranks: int, micro_batches: int) -> StepAssignment:

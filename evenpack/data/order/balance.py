@@ -74,8 +74,7 @@ def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarra
         return np.argsort(-units, kind="stable")
     keys = ((int(units.max()) - units) << bits) | np.arange(len(units))
     keys.sort()
-    places: Int64[np.ndarray, " packs"] = keys & ((1 << bits) - 1)
-    return places
+    return keys & ((1 << bits) - 1)
 
 
 def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> Int64[np.ndarray, "groups ranks size"]:

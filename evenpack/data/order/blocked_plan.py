@@ -80,24 +80,18 @@ class Blocks:
         cumulated = np.concatenate([[0], np.cumsum(self.strategy_counts)])
         return np.diff(cumulated[self.first_strategies])
 
-    @property
-    def depth(self) -> int:
-        """Sequences of the fullest pack."""
-        return int(self.strategy_depths.max())
-
     def packing(self, block: int) -> Packing:
         """Returns the strategies of one block."""
         first, last = self.first_strategies[block : block + 2].tolist()
         depths, counts = self.strategy_depths[first:last], np.array(self.strategy_counts[first:last])
         begin = int(self.strategy_depths[:first].sum(dtype=np.int64))
         lengths = self.slot_lengths[begin : begin + int(depths.sum(dtype=np.int64))]
-        strategies = [tuple(part.tolist()) for part in np.split(lengths, np.cumsum(depths)[:-1])]
         histogram = np.bincount(lengths, weights=np.repeat(counts, depths), minlength=int(lengths.max()) + 1)
         return Packing(
             algorithm=self.algorithms[block],
             pack_length=self.pack_length,
             histogram=LengthHistogram(counts=histogram[1:].astype(np.int64)),
-            strategies=tuple(strategies),
+            strategies=tuple(tuple(part.tolist()) for part in np.split(lengths, np.cumsum(depths)[:-1])),
             counts=counts,
             cpu_seconds=0.0,
         )
@@ -198,7 +192,7 @@ class BlockedPlan(WholeEpochs):
         self.blocks = blocks
         self._block_packs = blocks.packs
         self.packs = int(self._block_packs.sum())
-        self.max_sequences_per_pack = blocks.depth
+        self.max_sequences_per_pack = int(blocks.strategy_depths.max())
         self.pack_length = blocks.pack_length
         self._sorted_sequence_ids = sorted_sequence_ids
         self._key = key
@@ -211,8 +205,6 @@ class BlockedPlan(WholeEpochs):
 
         Raises: ValueError for a negative position.
         """
-        if (stream_positions < 0).any():
-            raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
         blocks, local = self._locate(stream_positions)
         drawn = {block: self._plan(block).draw(local[blocks == block]) for block in np.unique(blocks).tolist()}
         return merged(blocks, drawn)
@@ -236,7 +228,7 @@ class BlockedPlan(WholeEpochs):
         self, stream_positions: Int64[np.ndarray, " N"]
     ) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
         """Returns the block of each position, and the position in that block's own stream."""
-        epochs, places = np.divmod(stream_positions, self.packs)
+        epochs, places = self.places(stream_positions)
         blocks, local = (np.empty(len(places), dtype=np.int64) for _ in range(2))
         for epoch in np.unique(epochs).tolist():
             members = epochs == epoch

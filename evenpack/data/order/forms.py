@@ -4,7 +4,7 @@ Positions go on through all forms, so steps draw as if nothing had changed, and 
 the whole run. The sequences of each form are numbered behind those of the forms before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -112,10 +112,8 @@ class FormedStream:
         counts = np.minimum(form.joined, form.start + form.rest - firsts)
         packs = self.before.draw(ranges(firsts, counts))
         ends = np.concatenate([[0], np.cumsum(counts)])
-        return DrawnPacks(offsets=packs.offsets[ends], sequence_ids=packs.sequence_ids, lengths=packs.lengths)
+        return replace(packs, offsets=packs.offsets[ends])
 
     def _draw_own(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         packs = self.after.draw(stream_positions + self._shift)
-        return DrawnPacks(
-            offsets=packs.offsets, sequence_ids=packs.sequence_ids + self._first_sequence, lengths=packs.lengths
-        )
+        return replace(packs, sequence_ids=packs.sequence_ids + self._first_sequence)

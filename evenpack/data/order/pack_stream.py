@@ -56,6 +56,14 @@ class WholeEpochs:
         """Returns the epoch of each position."""
         return stream_positions // self.packs
 
+    def places(
+        self, stream_positions: Int64[np.ndarray, " N"]
+    ) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
+        """Returns the epoch of each position, and the place in it. Raises: ValueError for a negative position."""
+        if (stream_positions < 0).any():
+            raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
+        return np.divmod(stream_positions, self.packs)
+
 
 def merged(groups: Int64[np.ndarray, " N"], drawn: Mapping[int, DrawnPacks]) -> DrawnPacks:
     """Returns N packs, each the next of those that were `drawn` for its group."""

@@ -89,7 +89,7 @@ def sort_chunks_by_length(
         for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
             out[place : place + end - begin] = sequence_ids[begin:end]
         if (start + len(chunk)) // _RELEASE_EVERY > start // _RELEASE_EVERY:
-            release_mapped_pages(out)
+            release_mapped_pages([out])
         start += len(chunk)
     if start != histogram.sequences:
         raise PackingError(f"found {start} lengths, but their histogram counts {histogram.sequences}")
@@ -137,10 +137,8 @@ class PackPlan(WholeEpochs):
 
         Raises: ValueError for a negative position.
         """
-        if (stream_positions < 0).any():
-            raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
         slots = self._slots
-        epochs, places = np.divmod(stream_positions, self.packs)
+        epochs, places = self.places(stream_positions)
         packs = self._permute_packs(places, epochs)
         strategies = np.searchsorted(slots.strategy_ends, packs, side="right")
         repetitions = packs - slots.strategy_begins[strategies]

@@ -42,8 +42,7 @@ class PackSelection:
     @property
     def sizes(self) -> Int64[np.ndarray, " N"]:
         """Number of sequences of each pack."""
-        sizes: Int64[np.ndarray, " N"] = self.offsets[1:] - self.offsets[:-1]
-        return sizes
+        return np.diff(self.offsets)
 
     @property
     def sequence_sources(self) -> Int64[np.ndarray, " M"]:

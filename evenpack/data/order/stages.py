@@ -54,14 +54,12 @@ def by_name(names: Sequence[str], weights: Sequence[int]) -> list[list[str | int
 
 def of_the_order(stages: Sequence[Stage]) -> list[Stage]:
     """Returns the stages that change draws: the first, and those with another ratio or size of steps than before."""
-    return [
-        *stages[:1],
-        *(
-            stage
-            for before, stage in pairwise(stages)
-            if stage.items_per_step != before.items_per_step or stage.ratio != before.ratio
-        ),
+    changed = [
+        stage
+        for before, stage in pairwise(stages)
+        if stage.items_per_step != before.items_per_step or stage.ratio != before.ratio
     ]
+    return [*stages[:1], *changed]
 
 
 def changes_by_name(names: Sequence[str], stages: Sequence[Stage]) -> list[list[Any]]:

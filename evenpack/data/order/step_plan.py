@@ -164,6 +164,4 @@ def _by_pack(packs: PackSelection, held: SequenceCounts, windows: Iterable[int])
 
 def _sums(values: Int64[np.ndarray, " M"], offsets: Int64[np.ndarray, " N_plus_1"]) -> Int64[np.ndarray, " N"]:
     """Returns the sums of the values between each two offsets."""
-    cumulated = np.concatenate([[0], np.cumsum(values)])
-    sums: Int64[np.ndarray, " N"] = cumulated[offsets[1:]] - cumulated[offsets[:-1]]
-    return sums
+    return np.diff(np.concatenate([[0], np.cumsum(values)])[offsets])

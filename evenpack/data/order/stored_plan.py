@@ -171,10 +171,6 @@ class SequentialPlan(WholeEpochs):
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the rows at these positions of the stream. Raises: ValueError for a negative position."""
-        if (stream_positions < 0).any():
-            raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
-        rows = stream_positions % self.packs
-        return DrawnPacks(offsets=np.arange(len(rows) + 1), sequence_ids=rows, lengths=self._lengths(rows))
-
-    def _lengths(self, rows: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        return np.where(rows == self.packs - 1, self._last_length, self.pack_length)
+        _, rows = self.places(stream_positions)
+        lengths = np.where(rows == self.packs - 1, self._last_length, self.pack_length)
+        return DrawnPacks(offsets=np.arange(len(rows) + 1), sequence_ids=rows, lengths=lengths)

@@ -178,20 +178,17 @@ def _packed(histogram: LengthHistogram, name: str, pack_length: int, limit: int,
     start = time.process_time()
     found = ALGORITHMS[name](histogram, pack_length, limit, **options)
     cpu_seconds = time.process_time() - start
-    used = found.counts if isinstance(found, Certified) else found
-    strategies = tuple(sorted(used, reverse=True))
+    if not isinstance(found, Certified):
+        found = Certified(counts=found, certificate=Certificate.without_solving(histogram, pack_length, limit))
+    strategies = tuple(sorted(found.counts, reverse=True))
     return Packing(
         algorithm=name,
         pack_length=pack_length,
         histogram=histogram,
         strategies=strategies,
-        counts=np.array([used[strategy] for strategy in strategies], dtype=np.int64),
+        counts=np.array([found.counts[strategy] for strategy in strategies], dtype=np.int64),
         cpu_seconds=cpu_seconds,
-        certificate=(
-            found.certificate
-            if isinstance(found, Certified)
-            else Certificate.without_solving(histogram, pack_length, limit)
-        ),
+        certificate=found.certificate,
     )
 
 

@@ -64,7 +64,9 @@ class LengthHistogram:
         counts = np.zeros(longest + 1, dtype=np.int64)
         start = 0
         for chunk in chunks:
-            _refuse_wrong_lengths(chunk, start, longest)
+            if (wrong := first_wrong(chunk, least=1, most=longest)) is not None:
+                index, expected = wrong
+                raise PackingError(f"the length at index {start + index} must be {expected}, found {chunk[index]}")
             found = np.bincount(chunk.astype(np.intp, copy=False))
             counts[: len(found)] += found
             start += len(chunk)
@@ -87,10 +89,6 @@ class LengthHistogram:
     def shortest(self) -> int:
         """The smallest length that occurs."""
         return int(np.flatnonzero(self.counts)[0]) + 1
-
-    def exceeds_depth_limit(self, max_sequences_per_pack: int, pack_length: int) -> bool:
-        """Returns whether the limit of depth binds: more of the shortest sequences than that fit into a pack."""
-        return max_sequences_per_pack < pack_length // self.shortest
 
     @property
     def longest(self) -> int:
@@ -178,8 +176,7 @@ def _whole_counts(counts: Any) -> Int64[np.ndarray, " longest"]:
     if (wrong := first_wrong(values, least=0, most=MOST_SEQUENCES)) is not None:
         index, expected = wrong
         raise PackingError(f"a count of sequences must be {expected}; length {index + 1} has {values[index]}")
-    converted: Int64[np.ndarray, " longest"] = values.astype(np.int64, copy=False)
-    return converted
+    return values.astype(np.int64, copy=False)
 
 
 def whole(name: str, value: object, unit: str) -> int:
@@ -202,11 +199,3 @@ def numbers(values: Any, of_each: str) -> np.ndarray:
             f"expected one whole number for each {of_each}, found an array of {array.dtype} with shape {array.shape}"
         )
     return array
-
-
-def _refuse_wrong_lengths(chunk: np.ndarray, start: int, longest: int) -> None:
-    """Checks a chunk of lengths; `start` is the index of its first value among all lengths."""
-    wrong = first_wrong(chunk, least=1, most=longest)
-    if wrong is not None:
-        index, expected = wrong
-        raise PackingError(f"the length at index {start + index} must be {expected}, found {chunk[index]}")

@@ -193,7 +193,11 @@ def exact_packs(mixture: StrategyMixture, max_sequences: int, leftovers: str) ->
     packs, residual = mixture.packs.copy(), mixture.residual
     for index in np.flatnonzero(residual < 0).tolist():
         _drop_slots(packs, index + 1, -int(residual[index]))
-    packs.update(_packed_leftovers(np.maximum(residual, 0), max_sequences, leftovers))
+    left = np.maximum(residual, 0)
+    if leftovers == "best_fit" and left.any():
+        packs.update(longest_pack_first(LengthHistogram(counts=left), len(left), max_sequences))
+    else:
+        packs.update({(index + 1,): int(left[index]) for index in np.flatnonzero(left).tolist()})
     return packs
 
 
@@ -211,11 +215,3 @@ def _drop_slots(packs: Counter[Strategy], length: int, surplus: int) -> None:
             if shortened:
                 packs[shortened] += cut
             surplus, count = surplus - cut, cut
-
-
-def _packed_leftovers(
-    left: Int64[np.ndarray, " pack_length"], max_sequences: int, leftovers: str
-) -> Mapping[Strategy, int]:
-    if leftovers == "best_fit" and left.any():
-        return longest_pack_first(LengthHistogram(counts=left), len(left), max_sequences)
-    return {(index + 1,): int(left[index]) for index in np.flatnonzero(left).tolist()}

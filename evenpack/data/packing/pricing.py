@@ -79,7 +79,7 @@ def best_packs(
     occurs = np.zeros(pack_length, dtype=bool)
     occurs[: histogram.longest] = histogram.counts[: histogram.longest] > 0
     allowed = np.where(occurs, prices, np.array(_FORBIDDEN, dtype=prices.dtype))
-    unlimited = not histogram.exceeds_depth_limit(max_sequences_per_pack, pack_length)
+    unlimited = max_sequences_per_pack >= pack_length // histogram.shortest
     values = np.zeros((1 if unlimited else max_sequences_per_pack, pack_length + 1), dtype=prices.dtype)
     below = np.zeros(pack_length + 1, dtype=prices.dtype)
     for here in values:

@@ -73,16 +73,16 @@ class Packing:
         self._check_conservation()
 
     def _check_conservation(self) -> None:
-        placed = np.zeros(self.pack_length + 1, dtype=np.int64)
+        longest = max(self.pack_length, len(self.histogram.counts))
+        placed = np.zeros(longest + 1, dtype=np.int64)
+        expected = placed.copy()
         np.add.at(placed, self.slot_lengths, np.repeat(self.counts, self.depths))
-        expected = np.zeros(max(self.pack_length, len(self.histogram.counts)) + 1, dtype=np.int64)
         expected[1 : len(self.histogram.counts) + 1] = self.histogram.counts
-        wrong = np.flatnonzero(np.pad(placed, (0, len(expected) - len(placed))) != expected)
+        wrong = np.flatnonzero(placed != expected)
         if len(wrong):
-            length = int(wrong[0])
-            found = placed[length] if length < len(placed) else 0
             raise PackingError(
-                f"the strategies place {found} sequences of length {length}, the histogram has {expected[length]}"
+                f"the strategies place {placed[wrong[0]]} sequences of length {wrong[0]}, the histogram has "
+                f"{expected[wrong[0]]}"
             )
 
     @property

@@ -47,7 +47,7 @@ def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterato
 
 def refuse_foreign_files(directory: Path) -> None:
     """Checks the content. Raises: DataError if the directory holds anything that `prepare` would not write there."""
-    foreign = sorted(path.name for path in directory.iterdir() if not _is_ours(path.name) or _is_no_file(path))
+    foreign = sorted(path.name for path in directory.iterdir() if not _is_ours(path))
     if foreign:
         raise DataError(
             f"{directory} holds files that are not prepared data ('{foreign[0]}' first of {len(foreign)}): "
@@ -64,16 +64,11 @@ def remove_leftovers(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_ours(name: str) -> bool:
-    """Returns whether a name is one of `prepare`, or the temporary one of such a file."""
-    if name.startswith(".") and name.endswith(".partial"):
-        return any(name.startswith(f".{own}.") for own in _OURS)
-    return name in _OURS
-
-
-def _is_no_file(path: Path) -> bool:
-    """Returns whether something else is in the place of a file that `prepare` writes."""
-    return path.name in (MANIFEST, TRAINED_ON) and not path.is_file()
+def _is_ours(path: Path) -> bool:
+    """Returns whether a path is one of `prepare`, a file where it writes one, or the temporary one of such a file."""
+    if path.name.startswith(".") and path.name.endswith(".partial"):
+        return any(path.name.startswith(f".{own}.") for own in _OURS)
+    return path.name in _OURS and (path.is_file() or path.name not in (MANIFEST, TRAINED_ON))
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

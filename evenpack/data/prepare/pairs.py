@@ -10,15 +10,14 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Bool, Int64, Integer
 
 from evenpack.data.prepare.progress import SourceProgress
-from evenpack.data.ranges import ranges
+from evenpack.data.ranges import cut, ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
 from evenpack.data.sequences.masking import SPECIAL_TOKENS_OF_A_PAIR
@@ -53,6 +52,23 @@ def begin_masks(writer: TokenFileWriter, columns: dict[str, str], state: dict[st
         no_pairs = np.zeros(0, dtype=np.int64)
         writer.append(no_pairs, no_pairs, {**nothing, "mask_offsets": np.zeros(1, dtype=np.int64)})
         state["masks"] = 0
+
+
+def pair_columns(
+    first_segment_lengths: Int64[np.ndarray, " K"],
+    next_sentence_labels: Integer[np.ndarray, " K"] | Bool[np.ndarray, " K"],
+    masks: PairMasks | None,
+    state: dict[str, Any],
+) -> dict[str, Integer[np.ndarray, " _"]]:
+    """Returns the rows of pairs to append to the columns that all have, and to those of masks; `state` counts masks."""
+    columns: dict[str, Integer[np.ndarray, " _"]] = {
+        "first_segment_lengths": first_segment_lengths.astype(np.uint16),
+        "next_sentence_labels": next_sentence_labels.astype(np.uint8),
+    }
+    if masks is not None:
+        columns |= masks.columns(state["masks"])
+        state["masks"] += len(masks.labels)
+    return columns
 
 
 def store_view(
@@ -119,15 +135,8 @@ def write_pairs(
     kept, accounting = _choose(index, documents, settings, progress.source)
     prefix = folder / PAIRS
     with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=settings.columns) as writer:
-        state = {
-            "origin": origin,
-            "passes": 0,
-            "documents": 0,
-            "text_tokens": 0,
-            "tokens_cut": 0,
-            "tokens_borrowed": 0,
-            **writer.state,
-        }
+        counts = ("passes", "documents", "text_tokens", "tokens_cut", "tokens_borrowed")
+        state = {"origin": origin, **dict.fromkeys(counts, 0), **writer.state}
         if not writer.complete:
             if settings.masks is not None:
                 begin_masks(writer, settings.columns, state)
@@ -208,7 +217,9 @@ def _append_all(
     with ThreadPoolExecutor(threads, thread_name_prefix="pairs") as executor:
         units = _units(index, kept, settings.passes, state["passes"], state["documents"])
         for unit, tokens, spans, masks in map_in_order(make, units, executor, threads=threads):
-            writer.append(tokens, spans.lengths, _rows_of_columns(spans, masks, state))
+            columns = pair_columns(spans.first_lengths + 2, spans.is_random_next, masks, state)
+            columns |= {"first_starts": spans.first_starts, "second_starts": spans.second_starts}
+            writer.append(tokens, spans.lengths, columns)
             state["passes"] += unit.last == len(kept)
             state["documents"] = unit.last % len(kept)
             state["text_tokens"] += unit.text_tokens
@@ -229,13 +240,13 @@ def _units(
 ) -> Iterator[_Unit]:
     """Yields blocks of documents of about `BLOCK_SENTENCES`, pass after pass, after those already done."""
     firsts, lasts = index.first_sentences[kept], index.first_sentences[kept + 1]
-    blocks = (np.cumsum(lasts - firsts) - (lasts - firsts)) // BLOCK_SENTENCES
-    bounds = [*np.flatnonzero(np.diff(blocks, prepend=-1)).tolist(), len(kept)]
+    sentences = np.append(0, np.cumsum(lasts - firsts))
     text_tokens = np.append(0, np.cumsum(index.places[lasts] - index.places[firsts]))
     for pass_number in range(passes_done, passes):
         begin = documents_done if pass_number == passes_done else 0
-        for first, last in pairwise([begin, *(bound for bound in bounds if bound > begin)]):
-            yield _Unit(pass_number, first, last, int(text_tokens[last] - text_tokens[first]))
+        for first, last in cut(sentences[begin:], BLOCK_SENTENCES):
+            tokens = text_tokens[begin + last] - text_tokens[begin + first]
+            yield _Unit(pass_number, begin + first, begin + last, int(tokens))
 
 
 def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairTokens) -> Integer[np.ndarray, " tokens"]:
@@ -258,19 +269,3 @@ def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairToken
         copied[places[1::2]] = pair_tokens.separator_id
         copied[ends[chunk] - begin - 1] = pair_tokens.separator_id
     return made
-
-
-def _rows_of_columns(
-    spans: PairSpans, masks: PairMasks | None, state: dict[str, Any]
-) -> dict[str, Integer[np.ndarray, " _"]]:
-    """Returns the rows to append to the columns; `state` counts the masks."""
-    columns: dict[str, Integer[np.ndarray, " _"]] = {
-        "first_segment_lengths": (spans.first_lengths + 2).astype(np.uint16),
-        "next_sentence_labels": spans.is_random_next.astype(np.uint8),
-        "first_starts": spans.first_starts,
-        "second_starts": spans.second_starts,
-    }
-    if masks is not None:
-        columns |= masks.columns(state["masks"])
-        state["masks"] += len(masks.labels)
-    return columns

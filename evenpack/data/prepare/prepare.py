@@ -78,7 +78,7 @@ def prepare(
     progress = progress or Progress(console.messages(), silent=True)
     before = _finished(config, directory)
     if before is not None and before.sources.keys() >= config.sources.keys():
-        return _confirm(config, directory, progress)
+        return _confirm(before.of_sources(config.sources), config, directory, progress)
     preparation = _Preparation(config, directory, progress, before=before, workers=workers, tokenizer=tokenizer)
     with hold_lock(directory):
         if _finished(config, directory) != before:  # by the previous holder of the lock
@@ -107,10 +107,8 @@ def _finished(config: DataConfig, directory: Path) -> Manifest | None:
     return manifest
 
 
-def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifest:
-    """Returns the finished set, if it is of this run's data and every file is as it was written."""
-    manifest = Manifest.read(directory).of_sources(config.sources)
-    manifest.refuse_other_data(config, directory)
+def _confirm(manifest: Manifest, config: DataConfig, directory: Path, progress: Progress) -> Manifest:
+    """Returns the manifest of a finished set, if its sources and every file are as they were."""
     refuse_changed_sources(config, manifest, directory)
     verifier = Verifier(directory, manifest)
     verifier.refuse(verifier.verify_all(progress).damages)

@@ -52,7 +52,3 @@ class SourceProgress:
         if tokens:
             counts["tokens"] = tokens
         self._piece.update(bytes_read, self._total_bytes, counts=counts)
-
-    def note(self, message: str) -> None:
-        """Shows a message once."""
-        self._progress.note(message)

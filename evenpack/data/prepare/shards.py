@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Integer, UInt64
+from jaxtyping import UInt64
 
 from evenpack.data.manifest import FileRecord, SourceRecord, data_section
-from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, store_view
+from evenpack.data.prepare.pairs import PAIR_COLUMNS, begin_masks, pair_columns, store_view
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
 from evenpack.data.prepare.tokens_dir import refuse_other_origin
@@ -51,7 +52,7 @@ class EvaluationRows:
         self._overlapping = 0
         self._first_place = ""
 
-    def choose(self, part: ShardSlice) -> Bool[np.ndarray, " K"]:
+    def choose(self, part: ShardSlice) -> MaskedSequences:
         """Returns all sequences of the slice.
 
         Raises: DataError naming the first row of the evaluation set, unless allowed.
@@ -69,7 +70,7 @@ class EvaluationRows:
                 )
             self._first_place = self._first_place or place
             self._overlapping += len(overlapping)
-        return np.ones(len(identities), dtype=np.bool_)
+        return part.sequences
 
     def tell(self, progress: Progress) -> None:
         """Reports once how many rows are in both sets, among those that this call read."""
@@ -88,8 +89,8 @@ class EvaluationRows:
         raise AssertionError("the set was made from these shards")
 
 
-Chooser = Callable[[ShardSlice], Bool[np.ndarray, " K"]]
-"""Selects the sequences of a slice that belong to a split."""
+Chooser = Callable[[ShardSlice], MaskedSequences]
+"""Returns the sequences of a slice that belong to a split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +115,11 @@ class ShardPreparation(SourceInPreparation):
         total = evaluation.total_bytes + training.total_bytes
         append = partial(self._split, origin=origin, progress=SourceProgress(self.progress, self.name, "shards", total))
         if not files.validation:
-            validation = append("validation", training, self._is_held_out, bytes_before=0)
-            train = append("train", training, lambda part: ~self._is_held_out(part), bytes_before=training.total_bytes)
+            validation = append("validation", training, partial(self._of_split, are_held_out=True), bytes_before=0)
+            kept = partial(self._of_split, are_held_out=False)
+            train = append("train", training, kept, bytes_before=training.total_bytes)
         else:
-            validation = append("validation", evaluation, _every_row, bytes_before=0)
+            validation = append("validation", evaluation, attrgetter("sequences"), bytes_before=0)
             rows = EvaluationRows(validation, evaluation, self.name, self.source)
             train = append("train", training, rows.choose, bytes_before=evaluation.total_bytes)
             rows.tell(self.progress)
@@ -128,8 +130,9 @@ class ShardPreparation(SourceInPreparation):
         assert isinstance(self.config.recipe, MaskedPairsRecipe), "hdf5 sources and masked_pairs go together"
         return self.config.recipe
 
-    def _is_held_out(self, part: ShardSlice) -> Bool[np.ndarray, " K"]:
-        return held_out(part.sequences.identities(), self.source, self.config.validation_fraction)
+    def _of_split(self, part: ShardSlice, *, are_held_out: bool) -> MaskedSequences:
+        is_held_out = held_out(part.sequences.identities(), self.source, self.config.validation_fraction)
+        return part.sequences.select(is_held_out == are_held_out)
 
     def _origin(self) -> dict[str, Any]:
         """Returns everything that decides the token files; their journals store it."""
@@ -186,7 +189,9 @@ class ShardPreparation(SourceInPreparation):
         recipe, size, resumed = self._recipe, self.vocabulary.vocabulary_size, state["bytes_read"]
         for part in read_slices(shards, state["rows"]):
             check_limits(part, recipe, vocabulary_size=size, pair_tokens=self.pair_tokens)
-            _append(part.sequences.select(choose(part)), writer, state)
+            pairs = choose(part)
+            columns = pair_columns(pairs.first_segment_lengths, pairs.next_sentence_labels, pairs.masks, state)
+            writer.append(pairs.tokens, pairs.lengths, columns)
             state |= {"rows": part.rows_read, "bytes_read": part.bytes_read}
             if writer.is_commit_due:
                 writer.commit(state)
@@ -215,18 +220,3 @@ class ShardPreparation(SourceInPreparation):
             train=self.store_split("train", train),
             validation=self.store_split("validation", validation),
         )
-
-
-def _every_row(part: ShardSlice) -> Bool[np.ndarray, " K"]:
-    return np.ones(len(part.sequences.lengths), dtype=np.bool_)
-
-
-def _append(sequences: MaskedSequences, writer: TokenFileWriter, state: dict[str, Any]) -> None:
-    """Appends sequences; `state` counts the masks."""
-    columns: dict[str, Integer[np.ndarray, " _"]] = {
-        "first_segment_lengths": sequences.first_segment_lengths.astype(np.uint16),
-        "next_sentence_labels": sequences.next_sentence_labels.astype(np.uint8),
-        **sequences.masks.columns(state["masks"]),
-    }
-    writer.append(sequences.tokens, sequences.lengths, columns)
-    state["masks"] += len(sequences.masks.labels)

@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Int64, UInt64
 
 from evenpack.data.checksums import Checksums
-from evenpack.data.keys import derive_key
+from evenpack.data.keys import derive_key, key_of_name
 from evenpack.data.manifest import SPLITS, TOKENIZER_FOLDER, FileRecord, SourceRecord, data_section
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.splits import SourceInPreparation
-from evenpack.data.prepare.tokenising import (
-    TokenisingState,
-    append_parts,
-    columns,
-    encoder,
-    no_documents_error,
-)
+from evenpack.data.prepare.tokenising import TokenisingState, append_parts, columns, encoder, no_documents_error
 from evenpack.data.prepare.tokens_dir import (
     Origin,
     held_tokens,
@@ -152,7 +145,7 @@ class SourcePreparation(SourceInPreparation):
         kept = columns(sentence_language(self.config))
         progress = SourceProgress(self.progress, self.name, "tokens", corpus.total_bytes)
         with TokenFileWriter.resume(prefix, vocabulary_size=tokenizer.vocabulary_size, columns=kept) as writer:
-            state = TokenisingState.read(writer) or TokenisingState(origin=origin)
+            state = TokenisingState.of_json(writer.state) if writer.state else TokenisingState(origin=origin)
             resumed = corpus.total_bytes if writer.complete else state.bytes_read
 
             def report(state: TokenisingState) -> None:
@@ -161,7 +154,7 @@ class SourcePreparation(SourceInPreparation):
                 )
 
             if writer.complete:
-                progress.note(f"source '{self.name}': {prefix.parent} holds its tokens already")
+                self.progress.note(f"source '{self.name}': {prefix.parent} holds its tokens already")
                 report(replace(state, bytes_read=resumed))
             else:
                 try:
@@ -314,7 +307,7 @@ class SourcePreparation(SourceInPreparation):
             token_bytes=token_bytes,
             sequences=sequences,
             memory=shuffle.memory,
-            seed=int(derive_key(shuffle.seed, xxhash.xxh3_64_intdigest(self.name.encode()))),
+            seed=int(derive_key(shuffle.seed, key_of_name(self.name))),
             rows=shuffle.rows,
             columns=shuffle.columns,
         )
@@ -404,7 +397,7 @@ class SourcePreparation(SourceInPreparation):
             config=recipe.static_masks,
             vocabulary=vocabulary,
             seed=recipe.seed,
-            source_key=xxhash.xxh3_64_intdigest(self.name.encode()),
+            source_key=key_of_name(self.name),
         )
 
     def _files(self, written: WrittenTokens) -> dict[str, FileRecord]:

@@ -127,11 +127,6 @@ class TokenisingState:
     """Row accounting of those parts, if documents are divided or filtered before tokenising; None if not."""
 
     @classmethod
-    def read(cls, writer: TokenFileWriter) -> "TokenisingState | None":
-        """Returns the state at the last commit, None before the first. Raises: DataError if it is of another form."""
-        return cls.of_json(writer.state) if writer.state else None
-
-    @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "TokenisingState":
         """Returns the state that `to_json` has written. Raises: DataError if it is of another form."""
         try:
@@ -198,12 +193,7 @@ def encoder(tokenizer: Tokenizer, language: str | None) -> Encoder:
     """Returns an encoder of whole documents, or of single sentences if a language with rules for splitting is given."""
     if language is None:
         return tokenizer.encode_batch
-    rules = language
-
-    def encode(texts: Sequence[str]) -> EncodedDocuments:
-        return tokenizer.encode_sentences([split_sentences(text, rules) for text in texts])
-
-    return encode
+    return lambda texts: tokenizer.encode_sentences([split_sentences(text, language) for text in texts])
 
 
 def columns(language: str | None) -> dict[str, str]:

@@ -6,12 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from evenpack.data.config import DataConfig
-from evenpack.data.manifest import (
-    TOKENIZER_FOLDER,
-    TRAINED_ON,
-    FileRecord,
-    TokenizerRecord,
-)
+from evenpack.data.manifest import TOKENIZER_FOLDER, TRAINED_ON, FileRecord, TokenizerRecord
 from evenpack.data.prepare.progress import SourceProgress
 from evenpack.data.prepare.tokenising import training_texts
 from evenpack.data.prepare.tokens_dir import Origin, held_tokens, origin_hash, training_origin

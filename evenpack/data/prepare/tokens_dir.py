@@ -74,19 +74,14 @@ def origin_hash(origin: Origin) -> str:
 
 @contextmanager
 def held_tokens(tokens_dir: Path, name: str, origin: Origin) -> Iterator[Path]:
-    """Locks the folder of this origin, and makes it if needed.
+    """Locks the folder of this origin of a source's tokens, or of `name`, and makes it if needed.
 
     Raises: DataError if another process works in it, or if it cannot be made.
     """
-    folder = folder_of_origin(tokens_dir, name, origin)
+    folder = tokens_dir.absolute() / f"{name}_{origin_hash(origin)}"
     with hold_lock(folder, setting="data.tokens_dir"):
         remove_leftovers(folder)
         yield folder
-
-
-def folder_of_origin(tokens_dir: Path, name: str, origin: Origin) -> Path:
-    """Returns the folder of the tokens of a source, or of `name`, with this origin."""
-    return tokens_dir.absolute() / f"{name}_{origin_hash(origin)}"
 
 
 def recorded_path(path: Path, directory: Path, tokens_dir: Path | None) -> str:

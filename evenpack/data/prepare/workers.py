@@ -5,7 +5,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,8 +21,6 @@ from evenpack.errors import ConfigError, DataError, RunError
 from evenpack.files import file_checksum
 from evenpack.launch_environment import MPI_LOCAL_SIZE, MPI_WORLD_SIZE
 from evenpack.worker_pool import worker_pool
-
-_PRELOADED = ["evenpack.data.prepare.workers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +161,9 @@ class LocalWorkers:
         self._count = count
 
     def files(self, tasks: Sequence[PartTask]) -> Generator[PartFile, None, None]:
+        cores = max(1, len(os.sched_getaffinity(0)) // self._count)
         try:
-            with self._pool() as pool:
+            with worker_pool(self._count, preloaded=[__name__], environment={"RAYON_NUM_THREADS": str(cores)}) as pool:
                 yield from _in_order(pool, tasks, _ahead(self._count))
         except BrokenExecutor as error:
             raise RunError(
@@ -172,10 +171,6 @@ class LocalWorkers:
                 'a script must call prepare below `if __name__ == "__main__":`. The same command resumes after the '
                 "last part that is joined"
             ) from error
-
-    def _pool(self) -> AbstractContextManager[Executor]:
-        cores = max(1, len(os.sched_getaffinity(0)) // self._count)
-        return worker_pool(self._count, preloaded=_PRELOADED, environment={"RAYON_NUM_THREADS": str(cores)})
 
 
 class MpiWorkers:

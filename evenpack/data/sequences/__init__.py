@@ -41,10 +41,8 @@ from evenpack.data.tokens.file import TokenFile
 
 __all__ = [
     "PAIRS",
-    "LabelledDocumentsView",
     "LabelledSequences",
     "MaskedPairsView",
-    "PaddingView",
     "TokenAccounting",
     "SentencePairsView",
     "SequenceContent",

@@ -159,8 +159,6 @@ def build_documents(
             recipe=recipe,
             token_file=token_file,
             accounting=accounting,
-            max_segments_per_sequence=1,
-            directory=None,
             documents=new_array("documents", kept, np.int64),
             first_sequences=new_array("first_sequences", kept + 1, np.int64),
         )

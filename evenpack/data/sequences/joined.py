@@ -3,13 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
-from evenpack.data.sequences.view import (
-    Origins,
-    SequenceContent,
-    SequenceCounts,
-    SequenceOrigins,
-    SequenceView,
-)
+from evenpack.data.sequences.view import Origins, SequenceContent, SequenceCounts, SequenceOrigins, SequenceView
 from evenpack.data.tokens.file import TokenFile
 
 

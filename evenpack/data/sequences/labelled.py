@@ -4,13 +4,13 @@ Shapes: N = sequences of the file, K = sequences asked for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Int32, Int64, Shaped
+from jaxtyping import Int64, Shaped
 
-from evenpack.data.ranges import ranges
-from evenpack.data.sequences.view import LocatedSequences, SequenceContent, TokenAccounting
+from evenpack.data.sequences.view import SequenceContent, SequencesAsDocuments, TokenAccounting
+from evenpack.data.tokens.own import TokenArrays
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,13 +23,10 @@ class TokenPair:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LabelledSequences(LocatedSequences):
+class LabelledSequences(SequencesAsDocuments):
     """The sequences of a file; a `SequenceView` in which each sequence is one segment."""
 
-    tokens: Int64[np.ndarray, " tokens"]
-    """Tokens of all sequences, concatenated."""
-    offsets: Int64[np.ndarray, " N_plus_1"]
-    """Start of each sequence among the tokens, and their number."""
+    token_file: TokenArrays
     first_lengths: Int64[np.ndarray, " N"]
     """Lengths of the first halves, which have token type 0."""
     labels: Shaped[np.ndarray, " N *parts"]
@@ -49,9 +46,9 @@ class LabelledSequences(LocatedSequences):
     ) -> "LabelledSequences":
         """Concatenates sequences; the other arguments are the fields of these names."""
         lengths = np.array([len(pair.first) + len(pair.second) for pair in pairs], dtype=np.int64)
+        tokens = np.concatenate([half for pair in pairs for half in (pair.first, pair.second)])
         return cls(
-            tokens=np.concatenate([half for pair in pairs for half in (pair.first, pair.second)]),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            token_file=TokenArrays(tokens, np.append(0, np.cumsum(lengths))),
             first_lengths=np.array([len(pair.first) for pair in pairs], dtype=np.int64),
             labels=labels,
             max_sequence_length=max_sequence_length,
@@ -64,21 +61,8 @@ class LabelledSequences(LocatedSequences):
     @property
     def accounting(self) -> TokenAccounting:
         """The sequences as documents of their own: what was cut from sentences is not among them."""
-        return TokenAccounting.of_whole(sequences=self.count, tokens=len(self.tokens))
-
-    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
-        return np.diff(self.offsets)[start:stop].astype(np.int32)
-
-    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        self._check_ids(sequence_ids)
-        starts = self.offsets[sequence_ids]
-        return starts, self.offsets[sequence_ids + 1] - starts
+        return TokenAccounting.of_whole(sequences=self.count, tokens=self.token_file.tokens)
 
     def read(self, sequence_ids: Int64[np.ndarray, " K"]) -> SequenceContent:
-        starts, lengths = self.locate(sequence_ids)
-        return SequenceContent(
-            counts=self.counts(sequence_ids, lengths),
-            tokens=self.tokens[ranges(starts, lengths)],
-            first_lengths=self.first_lengths[sequence_ids],
-            labels=self.labels[sequence_ids],
-        )
+        content = super().read(sequence_ids)
+        return replace(content, first_lengths=self.first_lengths[sequence_ids], labels=self.labels[sequence_ids])

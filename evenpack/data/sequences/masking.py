@@ -14,13 +14,12 @@ Shapes: N = sequences, T = their tokens, M = masked tokens.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, UInt64
 
 from evenpack.data.keys import derive_key, hash64
-from evenpack.data.ranges import ranges
+from evenpack.data.ranges import cut, ranges
 from evenpack.data.recipes import MaskingConfig
 from evenpack.data.tokenizers.special_tokens import MaskingVocabulary
 
@@ -133,9 +132,7 @@ def _chunks(offsets: Int64[np.ndarray, " N_plus_1"]) -> list[tuple[int, int]]:
     sequences = len(offsets) - 1
     if offsets[-1] - offsets[0] + sequences <= _CHUNK_TOKENS:
         return [(0, sequences)]
-    units = offsets[:-1] - offsets[0] + np.arange(sequences)
-    (firsts,) = np.nonzero(np.diff(units // _CHUNK_TOKENS, prepend=-1))
-    return list(pairwise([*firsts.tolist(), sequences]))
+    return list(cut(offsets + np.arange(sequences + 1), _CHUNK_TOKENS))
 
 
 def _mask_chunk(

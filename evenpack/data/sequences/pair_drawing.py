@@ -228,8 +228,7 @@ def _fronts(removed: Int64[np.ndarray, " K"], keys: UInt64[np.ndarray, " K"], pu
 
 def _fractions(keys: UInt64[np.ndarray, " N"], purpose: int) -> Float64[np.ndarray, " N"]:
     """Returns uniform numbers in [0, 1)."""
-    fractions: Float64[np.ndarray, " N"] = (derive_key(keys, purpose) >> np.uint64(11)) * 2.0**-53
-    return fractions
+    return (derive_key(keys, purpose) >> np.uint64(11)) * 2.0**-53
 
 
 def _below(keys: UInt64[np.ndarray, " N"], purpose: int, limits: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:

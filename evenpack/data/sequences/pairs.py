@@ -24,13 +24,7 @@ from jaxtyping import Bool, Int32, Int64, Integer, UInt8, UInt16
 
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import MaskedPairsRecipe, SentencePairsRecipe
-from evenpack.data.sequences.view import (
-    LocatedSequences,
-    Origins,
-    SequenceContent,
-    SequenceCounts,
-    StoredView,
-)
+from evenpack.data.sequences.view import Origins, SequenceContent, SequenceCounts, SequencesAsDocuments, StoredView
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
@@ -84,7 +78,7 @@ def most_masks_by_length(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SentencePairsView(LocatedSequences, StoredView):
+class SentencePairsView(SequencesAsDocuments, StoredView):
     """Pairs that are the documents of `token_file`. The two arrays are columns stored by the writer of that file."""
 
     recipe: SentencePairsRecipe | MaskedPairsRecipe
@@ -93,13 +87,6 @@ class SentencePairsView(LocatedSequences, StoredView):
     next_sentence_labels: UInt8[np.ndarray, " sequences"]
     """Label: 0 where B follows A in its document, 1 where it is from another document."""
     traits = frozenset({"pairs"})
-
-    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
-        return self.token_file.document_lengths(start, stop).astype(np.int32)
-
-    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        self._check_ids(sequence_ids)
-        return self.token_file.spans(sequence_ids)
 
     def read(self, sequence_ids: Int64[np.ndarray, " K"]) -> SequenceContent:
         return replace(

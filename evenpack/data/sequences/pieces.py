@@ -28,13 +28,7 @@ from evenpack.data.keys import derive_key
 from evenpack.data.permutation import permute, sequence_id_type
 from evenpack.data.ranges import ranges
 from evenpack.data.recipes import ConcatRecipe, PaddingRecipe
-from evenpack.data.sequences.view import (
-    Origins,
-    SequenceContent,
-    SequenceCounts,
-    StoredView,
-    TokenAccounting,
-)
+from evenpack.data.sequences.view import Origins, SequenceContent, SequenceCounts, StoredView, TokenAccounting
 from evenpack.data.tokens.file import TokenFile
 
 _AT_ONCE = 1 << 20
@@ -104,19 +98,22 @@ class Pieces:
         total: Int64[np.ndarray, " P"] = self.tokens + self.ends + self.paddings
         return total
 
-    def segment_begins(self) -> Bool[np.ndarray, " P"]:
-        """Returns which pieces begin a segment: neighbours in a document stay together."""
-        begins = np.ones(len(self.starts), dtype=bool)
-        begins[1:] = (self.documents[1:] != self.documents[:-1]) | (
-            self.starts[1:] != self.starts[:-1] + self.tokens[:-1]
-        )
+    def segment_begins(self, *, isolates_documents: bool) -> Bool[np.ndarray, " P"]:
+        """Returns which pieces begin a segment, whose first token is no target.
+
+        Each row begins one, and with `isolates_documents` each piece that does not go on where the one before it ended.
+        """
+        begins = np.zeros(len(self.starts), dtype=bool)
+        if isolates_documents:
+            begins[1:] = (self.documents[1:] != self.documents[:-1]) | (
+                self.starts[1:] != self.starts[:-1] + self.tokens[:-1]
+            )
         begins[self.first_of_rows] = True
         return begins
 
     def sum_by_row(self, values: np.ndarray) -> Int64[np.ndarray, " K"]:
         """Returns the sum over each row of a value per piece; every row has a piece."""
-        sums: Int64[np.ndarray, " K"] = np.add.reduceat(values, self.first_of_rows, dtype=np.int64)
-        return sums
+        return np.add.reduceat(values, self.first_of_rows, dtype=np.int64)
 
     @property
     def first_of_rows(self) -> Int64[np.ndarray, " K"]:
@@ -169,7 +166,7 @@ class RowsView(StoredView):
         return self._left_out(self._pieces(sequence_ids))
 
     def _counts(self, pieces: Pieces, lengths: Int64[np.ndarray, " K"]) -> SequenceCounts:
-        begins = self._begins_segment(pieces)
+        begins = pieces.segment_begins(isolates_documents=self.recipe.isolate_documents)
         firsts, slots, segments = np.flatnonzero(begins), pieces.slots, pieces.sum_by_row(begins)
         targets, predicts_all = lengths - segments, self.recipe.end_of_text_in_loss == "all"
         if not predicts_all:
@@ -194,14 +191,6 @@ class RowsView(StoredView):
     def _ends_left_out(self, pieces: Pieces) -> Int64[np.ndarray, " P"]:
         """Returns the end-of-text tokens at the end of each piece that are not predicted."""
         return pieces.paddings + (self.closings(pieces) if self.recipe.end_of_text_in_loss == "none" else 0)
-
-    def _begins_segment(self, pieces: Pieces) -> Bool[np.ndarray, " P"]:
-        """Returns which pieces begin a segment, whose first token is no target."""
-        if self.recipe.isolate_documents:
-            return pieces.segment_begins()
-        begins = np.zeros(len(pieces.starts), dtype=bool)
-        begins[pieces.first_of_rows] = True
-        return begins
 
     @property
     def document_file(self) -> TokenFile:
@@ -353,8 +342,6 @@ def build_concat(
         "recipe": recipe,
         "token_file": token_file,
         "accounting": accounting,
-        "max_segments_per_sequence": 1,
-        "directory": None,
         "documents": documents[~too_short],
         "stream_starts": stream_starts,
     }
@@ -487,8 +474,6 @@ def build_padding(
         recipe=recipe,
         token_file=token_file,
         accounting=accounting,
-        max_segments_per_sequence=1,
-        directory=None,
         documents=documents[~too_short],
         first_atoms=first_atoms,
         atom_order=order,

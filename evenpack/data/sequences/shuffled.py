@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, Integer
+from jaxtyping import Bool, Int64, Integer
 
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.pieces import ConcatView
-from evenpack.data.sequences.view import LocatedSequences, Origins, SequenceCounts
+from evenpack.data.sequences.view import Origins, SequenceCounts, SequencesAsDocuments
 from evenpack.data.tokens.array_file import open_array
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import column_path
@@ -22,7 +22,7 @@ SOURCE_IDS = "shuffled_sequence_ids"
 """Name of that token file's column with the id that each document has in the view."""
 
 
-class ShuffledView(LocatedSequences):
+class ShuffledView(SequencesAsDocuments):
     """A view of sequences that are the documents of `token_file`, each one segment.
 
     Its pickle holds the view and the paths.
@@ -50,14 +50,6 @@ class ShuffledView(LocatedSequences):
     @property
     def count(self) -> int:
         return self.token_file.documents
-
-    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
-        return self.token_file.document_lengths(start, stop).astype(np.int32)
-
-    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Returns the start of each sequence in the token file, and its length in tokens."""
-        self._check_ids(sequence_ids)
-        return self.token_file.spans(sequence_ids)
 
     def counts(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]) -> SequenceCounts:
         return self.source_view.counts(self._ids_in_source(sequence_ids), lengths)

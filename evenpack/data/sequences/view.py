@@ -322,6 +322,17 @@ class LocatedSequences(NumberedSequences):
         return None
 
 
+class SequencesAsDocuments(LocatedSequences):
+    """Sequences that are the documents of the token file, which was written for them."""
+
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        return self.token_file.document_lengths(start, stop).astype(np.int32)
+
+    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        self._check_ids(sequence_ids)
+        return self.token_file.spans(sequence_ids)
+
+
 ViewT = TypeVar("ViewT", bound="StoredView")
 
 
@@ -332,8 +343,8 @@ class StoredView(NumberedSequences):
     recipe: Recipe
     token_file: TokenFile
     accounting: TokenAccounting
-    max_segments_per_sequence: int
-    directory: Path | None
+    max_segments_per_sequence: int = 1
+    directory: Path | None = None
     """Folder in which the arrays are stored and from which they are mapped; None: in memory only."""
 
     @property
@@ -347,8 +358,7 @@ class StoredView(NumberedSequences):
     def release_pages(self) -> None:
         """Removes the pages of the view's and the tokens' files from this process's memory; they can be read again."""
         self.token_file.release_pages()
-        for name in _array_names(type(self)):
-            release_mapped_pages(getattr(self, name))
+        release_mapped_pages(getattr(self, name) for name in _array_names(type(self)))
 
     def save(self, directory: Path) -> None:
         """Stores the view. The description is removed first and written last, so that a folder with one is complete."""

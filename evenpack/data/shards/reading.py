@@ -17,18 +17,17 @@ Shapes: R = rows, S = slots of a row, P = masks that fit a row, K = sequences, T
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 from jaxtyping import Bool, Int64, Integer, UInt64
 
 from evenpack.data.recipes import MaskedPairsRecipe
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.pairs import PairMasks
 from evenpack.data.tokenizers.special_tokens import PairTokens
+from evenpack.data.tokens.file import hash_sequences
 from evenpack.errors import ConfigError, DataError
 
 ROWS = ("input_ids", "segment_ids")
@@ -218,11 +217,8 @@ class MaskedSequences:
         return tokens
 
     def identities(self) -> UInt64[np.ndarray, " K"]:
-        """Returns XXH3 (64 bits) of each sequence before masking, for any type of tokens; duplicates share it."""
-        content = np.ascontiguousarray(self.restored_tokens(), dtype="<u4").view(np.uint8).data
-        bounds = [0, *(4 * self.ends).tolist()]
-        hashes = (xxhash.xxh3_64_intdigest(content[start:stop]) for start, stop in pairwise(bounds))
-        return np.fromiter(hashes, dtype=np.uint64, count=len(self.lengths))
+        """Returns the hash of each sequence before masking, for any type of tokens; duplicates share it."""
+        return hash_sequences(self.restored_tokens(), self.lengths)
 
     def select(self, chosen: Bool[np.ndarray, " K"]) -> "MaskedSequences":
         """Returns the chosen sequences, in their order."""
@@ -475,8 +471,7 @@ def _lengths(rows: np.ndarray) -> Int64[np.ndarray, " R"]:
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:
-    joined: np.ndarray = np.concatenate(rows) if len(rows) else np.zeros(0, dtype=np.int64)
-    return joined
+    return np.concatenate(rows) if len(rows) else np.zeros(0, dtype=np.int64)
 
 
 def _refuse(wrong: np.ndarray, begin: int, path: Path, problem: str) -> None:

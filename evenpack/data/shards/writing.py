@@ -131,8 +131,7 @@ def evenly_spaced(candidates: int, samples: int) -> Int64[np.ndarray, " samples"
             f"{samples} samples cannot be picked from {candidates}: give all shards of the evaluation text, or pick "
             "fewer"
         )
-    chosen: Int64[np.ndarray, " samples"] = (np.arange(samples) * (candidates / samples)).astype(np.int64)
-    return chosen
+    return (np.arange(samples) * (candidates / samples)).astype(np.int64)
 
 
 def pick_evaluation_set(files: tuple[Path, ...], output: Path, *, samples: int, progress: Progress) -> PickedSet:

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from jaxtyping import Int64, Integer
 
 from evenpack.data.mapped_pages import release_mapped_pages
 from evenpack.data.permutation import sequence_id_type
+from evenpack.data.ranges import cut
 from evenpack.data.sequences.shuffled import SHUFFLED, SOURCE_IDS, OrderedView
 from evenpack.data.sequences.view import length_chunks
 from evenpack.data.shuffle.grid import BYTES_PER_SEQUENCE, Grid, equal_parts
 from evenpack.data.tokens.array_file import open_array
-from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.file import TokenFile, hash_sequences, joined_slices
 from evenpack.data.tokens.writer import Journal, TokenFileWriter, column_path, journal_path, read_journal
 from evenpack.errors import RunError
 
@@ -52,18 +52,14 @@ class Sequences:
         ends = np.cumsum(self.lengths, dtype=np.int64)
         for first, stop in chunks(self.lengths[order]):
             chosen = order[first:stop]
-            stops = ends[chosen]
-            starts = stops - self.lengths[chosen]
-            slices = map(self.tokens.__getitem__, map(slice, starts.tolist(), stops.tolist()))
-            yield Sequences(tokens=np.concatenate(list(slices)), lengths=self.lengths[chosen], ids=self.ids[chosen])
+            stops, lengths = ends[chosen], self.lengths[chosen]
+            tokens = joined_slices(self.tokens, stops - lengths, stops)
+            yield Sequences(tokens=tokens, lengths=lengths, ids=self.ids[chosen])
 
 
 def content_of(tokens: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " N"]) -> int:
     """Returns the sum, modulo 2**64, of XXH3 (64 bits) of each sequence, which depends on no order and no type."""
-    ends = (4 * np.cumsum(lengths, dtype=np.int64)).tolist()
-    data = np.ascontiguousarray(tokens, dtype="<u4").view(np.uint8).data
-    slices = map(data.__getitem__, map(slice, [0, *ends[:-1]], ends))
-    return sum(map(xxhash.xxh3_64_intdigest, slices)) & _WORD
+    return int(hash_sequences(tokens, lengths).sum(dtype=np.uint64))
 
 
 class TokenBuffer:
@@ -83,13 +79,7 @@ class TokenBuffer:
 
 def chunks(lengths: Integer[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
     """Yields ranges of sequences of up to half a megabyte, which a core's cache holds, or of one longer sequence."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    first = 0
-    while first < len(lengths):
-        before = int(ends[first - 1]) if first else 0
-        stop = max(first + 1, int(np.searchsorted(ends, before + _CHUNK_TOKENS, side="right")))
-        yield first, stop
-        first = stop
+    return cut(np.append(0, np.cumsum(lengths, dtype=np.int64)), _CHUNK_TOKENS)
 
 
 ReportProgress = Callable[[int, int], None]
@@ -227,5 +217,5 @@ class GridShuffler:
             place += end - begin
             columns.release_pages()
         row_ids = np.concatenate([ids[begin:end] for begin, end in ranges])
-        release_mapped_pages(ids)
+        release_mapped_pages([ids])
         return Sequences(tokens=tokens, lengths=lengths, ids=row_ids)

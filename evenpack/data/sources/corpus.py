@@ -10,8 +10,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import xxhash
 
+from evenpack.data.ranges import cut
 from evenpack.data.sources.files import InputFile
 from evenpack.errors import DataError
 
@@ -81,19 +83,17 @@ class SourceKind(Generic[SectionT]):
 
 
 def make_document(text: str, bytes_read: int, where: Callable[[], str], *, is_held_out: bool | None = None) -> Document:
-    """Makes the document of a text; `where` gives its position if it is not valid Unicode, which raises DataError."""
-    encoded = encode_text(text, where)
-    return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read, is_held_out, where)
+    """Makes the document of a text; `where` gives its position for messages.
 
-
-def encode_text(text: str, where: Callable[[], str]) -> bytes:
-    """Returns a text in UTF-8. Raises: DataError for half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    Raises: DataError for half of a surrogate pair, which JSON can hold and UTF-8 cannot.
+    """
     try:
-        return text.encode()
+        encoded = text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where()}: the text holds half of a surrogate pair at character {error.start} and is not valid Unicode"
         ) from error
+    return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read, is_held_out, where)
 
 
 @runtime_checkable
@@ -139,19 +139,6 @@ class FileCorpus(JoinedPieces):
         """Returns the parts. Raises: ValueError if `target_bytes` is not positive; DataError for an invalid file."""
         if target_bytes < 1:
             raise ValueError(f"parts of {target_bytes} bytes: expected at least 1")
-        pieces = (piece for whole in self.pieces for piece in whole.divided(target_bytes))
-        return tuple(JoinedPieces(pieces=joined) for joined in _joined(pieces, target_bytes))
-
-
-def _joined(pieces: Iterable[Piece], target_bytes: int) -> Iterator[tuple[Piece, ...]]:
-    """Yields neighbours together, as long as they have at most `target_bytes`."""
-    gathered: list[Piece] = []
-    gathered_bytes = 0
-    for piece in pieces:
-        if gathered and gathered_bytes + piece.total_bytes > target_bytes:
-            yield tuple(gathered)
-            gathered, gathered_bytes = [], 0
-        gathered.append(piece)
-        gathered_bytes += piece.total_bytes
-    if gathered:
-        yield tuple(gathered)
+        pieces = tuple(piece for whole in self.pieces for piece in whole.divided(target_bytes))
+        offsets = np.append(0, np.cumsum([piece.total_bytes for piece in pieces], dtype=np.int64))
+        return tuple(JoinedPieces(pieces=pieces[first:stop]) for first, stop in cut(offsets, target_bytes))

@@ -10,22 +10,13 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
+from evenpack.data.ranges import cut
 from evenpack.data.sources.config import JsonlSource, ParquetSource, SourceOfFiles, TextSource
 from evenpack.data.sources.corpus import Document, FileCorpus, Piece, SourceKind, make_document
-from evenpack.data.sources.files import (
-    KEYS_WITHIN,
-    SPLIT_KEYS,
-    InputFile,
-    SourceFiles,
-    SplitsOfRows,
-)
-from evenpack.data.sources.lines import (
-    JSONL_SUFFIXES,
-    SourceReader,
-    is_compressed,
-    line_bounds,
-    too_long_error,
-)
+from evenpack.data.sources.files import KEYS_WITHIN, SPLIT_KEYS, InputFile, SourceFiles, SplitsOfRows
+from evenpack.data.sources.lines import JSONL_SUFFIXES, SourceReader, is_compressed, line_bounds, too_long_error
 from evenpack.data.sources.rows import filled_lines, paragraphs
 from evenpack.errors import DataError
 
@@ -268,7 +259,7 @@ class ColumnPiece:
         rows = [0, *accumulate(count for count, _ in groups)]
         weights = [0, *accumulate(stored for _, stored in groups)]
         edges = [self.total_bytes * weight // max(1, weights[-1]) for weight in weights]
-        cuts = tuple(_cuts(edges, target_bytes))
+        cuts = tuple(cut(np.array(edges, dtype=np.int64), target_bytes))
         if len(cuts) < 2:
             return (self,)
         return tuple(
@@ -307,15 +298,6 @@ def text_of(value: Any, key: str, where: Callable[[], str], *, most: int) -> str
         found = "null" if text is None else type(text).__name__
         raise DataError(f"{where()}: '{key}' must be a string, found {found}")
     return text
-
-
-def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
-    """Yields neighbours, given by the edges between them, combined up to `target`: first and one past the last."""
-    first = 0
-    for last in range(1, len(edges)):
-        if last + 1 == len(edges) or edges[last + 1] - edges[first] > target:
-            yield first, last
-            first = last
 
 
 JSONL: SourceKind[JsonlSource] = kind_of_files(JsonlPiece, suffixes=JSONL_SUFFIXES)

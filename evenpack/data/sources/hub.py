@@ -10,13 +10,7 @@ from typing import Any
 from evenpack.data.sources.config import HubSource
 from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, make_document
 from evenpack.data.sources.file_sources import text_of
-from evenpack.data.sources.files import (
-    InputFile,
-    files_below,
-    refuse_mixed_splits,
-    refuse_split_column,
-    split_of,
-)
+from evenpack.data.sources.files import InputFile, files_below, refuse_mixed_splits, refuse_split_column, split_of
 from evenpack.errors import DataError
 from evenpack.files import expand_user
 

@@ -67,15 +67,10 @@ class SourceReader:
         return (position if self._stop is None else min(position, self._stop)) - self._begin
 
     @property
-    def line_number(self) -> int:
-        """Number of the last line in the whole file, from 1. After a `begin` it takes a pass over the earlier lines."""
-        before = _count_lines(self.path, self._begin) if self._begin else 0
-        return before + self._lines_read
-
-    @property
     def where(self) -> str:
-        """Path and number of the last line, for messages."""
-        return f"{self.path}, line {self.line_number}"
+        """Path and number of the last line, for messages. After a `begin` it takes a pass over the earlier lines."""
+        before = _count_lines(self.path, self._begin) if self._begin else 0
+        return f"{self.path}, line {before + self._lines_read}"
 
     def lines(self) -> Iterator[bytes]:
         """Yields every line with its end.
@@ -176,28 +171,23 @@ def decompressed(file: IO[bytes], suffix: str) -> tuple[Any, tuple[type[Exceptio
 def line_bounds(path: Path, *, target_bytes: int, ends_document: Callable[[bytes], bool] | None) -> tuple[int, ...]:
     """Returns the bounds of ranges of a file of about equal size, at most `target_bytes` and a document, by seeking.
 
-    A range ends after any line, or after one for which `ends_document` is true.
+    A range ends after any line, or after one for which `ends_document` is true; there are fewer if documents are long.
     """
-    size = path.stat().st_size
+    size, bounds = path.stat().st_size, [0]
+    count = -(-size // target_bytes)
     with path.open("rb") as file:
-        return (0, *_bounds(file, size, count=-(-size // target_bytes), ends_document=ends_document), size)
-
-
-def _bounds(file: IO[bytes], size: int, *, count: int, ends_document: Callable[[bytes], bool] | None) -> Iterator[int]:
-    """Yields the starts of lines that divide a file into `count` ranges, or fewer if documents are long."""
-    bound = 0
-    for number in range(1, count):
-        position = size * number // count
-        if position <= bound:
-            continue
-        file.seek(position - 1)
-        _read_line(file, bytes.isspace)  # to the next line's beginning, which may be `position` itself
-        while ends_document is not None and _read_line(file, ends_document) is False:
-            pass
-        bound = file.tell()
-        if bound >= size:
-            return
-        yield bound
+        for number in range(1, count):
+            position = size * number // count
+            if position <= bounds[-1]:
+                continue
+            file.seek(position - 1)
+            _read_line(file, bytes.isspace)  # to the next line's beginning, which may be `position` itself
+            while ends_document is not None and _read_line(file, ends_document) is False:
+                pass
+            if file.tell() >= size:
+                break
+            bounds.append(file.tell())
+    return (*bounds, size)
 
 
 def _read_line(file: IO[bytes], holds: Callable[[bytes], bool]) -> bool | None:

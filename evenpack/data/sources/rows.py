@@ -90,12 +90,9 @@ class RowPart:
 
 
 class RowCorpus(RowPart):
-    """The rows of a whole source."""
+    """The rows of a whole source, whose part is its corpus."""
 
-    def __init__(self, name: str, corpus: Corpus, source: SourceOfText) -> None:
-        """Takes the `name` of the source, its corpus and its section."""
-        super().__init__(name, corpus, source)
-        self._corpus = corpus
+    _part: Corpus
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Yields the rows that are kept, from number `start` of them on.
@@ -113,7 +110,7 @@ class RowCorpus(RowPart):
         """
         if self._source.maximum_rows is not None:
             return (self,)
-        return tuple(RowPart(self._name, part, self._source) for part in self._corpus.parts(target_bytes))
+        return tuple(RowPart(self._name, part, self._source) for part in self._part.parts(target_bytes))
 
     def refuse_none_kept(self, accounting: RowAccounting) -> None:
         """Checks the rows. Raises: DataError if the source has rows and none is kept."""

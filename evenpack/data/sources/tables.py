@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,12 +54,10 @@ class ParquetTable:
         with arrow_errors_as_data_errors(self.origin, "parquet"):
             self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
+        self.schema: dict[str, Any] = {field.name: field.type for field in self._schema}
         metadata = self._file.metadata
+        self.row_count = int(metadata.num_rows)
         self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-
-    @cached_property
-    def schema(self) -> dict[str, Any]:
-        return {field.name: field.type for field in self._schema}
 
     def text_column(self, name: str) -> tuple[str]:
         """Returns the column, if it is one of text. Raises: DataError with the existing columns."""
@@ -81,14 +78,11 @@ class ParquetTable:
         """Returns those of these columns that exist once and hold texts."""
         return tuple(name for name in names if self._schema.names.count(name) == 1 and is_text(self.schema[name]))
 
-    @property
-    def row_count(self) -> int:
-        """The number of rows."""
-        return int(self._file.metadata.num_rows)
-
     def row_groups(self, columns: Sequence[str]) -> Iterator[tuple[int, int]]:
         """Yields the rows of each row group, and the stored bytes of these columns."""
-        return ((group.num_rows, _stored_bytes(group, columns)) for group in self._groups)
+        for group in self._groups:
+            chunks = (group.column(index) for index in range(group.num_columns))
+            yield group.num_rows, sum(one.total_compressed_size for one in chunks if one.path_in_schema in columns)
 
     def rows(self, columns: Sequence[str], *, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
         """Yields rows from number `start` on, up to `stop`; row groups that hold none of them are not read."""
@@ -114,11 +108,6 @@ class ParquetTable:
             mean_bytes = int(self._groups[number].total_byte_size) // int(self._groups[number].num_rows)
             at_once = min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
         yield from self._file.iter_batches(at_once, columns=list(columns), row_groups=[number])
-
-
-def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
-    chunks = (group.column(index) for index in range(group.num_columns))
-    return sum(int(chunk.total_compressed_size) for chunk in chunks if chunk.path_in_schema in columns)
 
 
 def _overlap(first: int, count: int, asked: range) -> range:
@@ -158,6 +147,7 @@ class StreamedTable:
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         self._path = path
+        self._is_csv = path.suffix in (".csv", ".tsv")
         with self._opened() as (reader, _):
             names = reader.schema.names
             self.schema: dict[str, Any] = {field.name: field.type for field in reader.schema}
@@ -181,10 +171,6 @@ class StreamedTable:
                     bytes_read=file.tell(),
                 )
                 done += len(batch)
-
-    @property
-    def _is_csv(self) -> bool:
-        return self._path.suffix in (".csv", ".tsv")
 
     @contextmanager
     def _opened(self, columns: Sequence[str] | None = None) -> Iterator[tuple[Any, IO[bytes]]]:

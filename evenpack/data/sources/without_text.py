@@ -59,13 +59,9 @@ def _shards(name: str, source: Hdf5Source) -> tuple[InputFile, ...]:
     return tuple(InputFile.of(path) for path in (*files.training, *files.validation))
 
 
-def _refuse_token_file(name: str, _source: MegatronSource) -> NoReturn:
-    raise DataError(f"source '{name}' is a token file: it holds no text")
+def _refuse(name: str, source: MegatronSource | Hdf5Source) -> NoReturn:
+    raise DataError(f"source '{name}' is of kind {source.kind}: it holds no text")
 
 
-def _refuse_shards(name: str, _source: Hdf5Source) -> NoReturn:
-    raise DataError(f"source '{name}' consists of HDF5 shards: it holds no text")
-
-
-MEGATRON = SourceKind[MegatronSource](open_corpus=_refuse_token_file, inputs=_token_file)
-HDF5 = SourceKind[Hdf5Source](open_corpus=_refuse_shards, inputs=_shards)
+MEGATRON = SourceKind[MegatronSource](open_corpus=_refuse, inputs=_token_file)
+HDF5 = SourceKind[Hdf5Source](open_corpus=_refuse, inputs=_shards)

@@ -17,7 +17,6 @@ from evenpack.data.sources.lines import SourceReader
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import expand_user
 
-_TRAINING_SPLIT = "train"
 log = logging.getLogger(__name__)
 _REMEDY = "use the file as the benchmark distributes it"
 
@@ -35,27 +34,21 @@ class GlueTask:
     labels: tuple[str, ...]
     """The classes by their names in the label column, in the order of their numbers; empty where the label is a
     number."""
-    validation_splits: tuple[str, ...] = ("dev",)
+    validation_files: tuple[str, ...] = ("dev.tsv",)
+    """Names of the validation files in the task's folder."""
     columns: tuple[str, ...] | None = None
     """The columns of training and validation files, which have no header row; None: the first row names them."""
     has_cut_rows: bool = False
     """Whether the official training file has rows that end too early (github.com/nyu-mll/GLUE-baselines, issue 5).
     They are left out with a warning, as in the hub's data set."""
 
-    @property
-    def training_file(self) -> str:
-        """Name of the training file in the task's folder."""
-        return _file_name(_TRAINING_SPLIT)
-
-    @property
-    def validation_files(self) -> tuple[str, ...]:
-        """Names of the validation files in the task's folder."""
-        return tuple(map(_file_name, self.validation_splits))
+    training_file = "train.tsv"
+    """Name of the training file in the task's folder."""
 
 
 _SENTENCES = ("sentence1", "sentence2")
 _COLA = ("source", "label", "mark", "sentence")
-_DEV = ("dev_matched", "dev_mismatched")
+_DEV = ("dev_matched.tsv", "dev_mismatched.tsv")
 _OF_MNLI = ("entailment", "neutral", "contradiction")
 _OF_RTE = ("entailment", "not_entailment")
 _01 = ("0", "1")
@@ -67,7 +60,7 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
         "mrpc": GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _01),
         "qqp": GlueTask("QQP", ("question1", "question2"), "is_duplicate", _01, has_cut_rows=True),
         "stsb": GlueTask("STS-B", _SENTENCES, "score", ()),
-        "mnli": GlueTask("MNLI", _SENTENCES, "gold_label", _OF_MNLI, validation_splits=_DEV),
+        "mnli": GlueTask("MNLI", _SENTENCES, "gold_label", _OF_MNLI, validation_files=_DEV),
         "qnli": GlueTask("QNLI", ("question", "sentence"), "label", _OF_RTE),
         "rte": GlueTask("RTE", _SENTENCES, "label", _OF_RTE),
         "wnli": GlueTask("WNLI", _SENTENCES, "label", _01),
@@ -89,10 +82,6 @@ def training_file(directory: Path, task: GlueTask) -> Path:
     if not path.is_file():
         raise DataError(f"{path} is not there: give the folder that holds GLUE's task folders ({task.folder}, ...)")
     return path
-
-
-def _file_name(split: str) -> str:
-    return f"{split}.tsv"
 
 
 @dataclass(frozen=True, kw_only=True)

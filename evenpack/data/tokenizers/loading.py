@@ -14,7 +14,6 @@ Where the class makes other tokens of a text than the first two, that is said, w
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int64
 
+from evenpack.data.ranges import cut
 from evenpack.data.sources.files import InputFile
 from evenpack.data.tokenizers.backend import (
     BACKEND_FILE,
@@ -526,7 +526,8 @@ class TokenCounter:
     def lengths(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Int64[np.ndarray, " texts"]:
         """Returns the tokens of each text or pair, including special ones; uses all cores."""
         lengths = np.zeros(len(texts), dtype=np.int64)
-        for start, stop in _batches(texts):
+        sizes = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts]
+        for start, stop in cut(np.append(0, np.cumsum(sizes, dtype=np.int64)), _BATCH_CHARACTERS):
             encodings = self._encoder.encode_batch_fast(list(texts[start:stop]))
             lengths[start:stop] = [len(encoding) for encoding in encodings]
         return lengths
@@ -557,13 +558,6 @@ def load_token_counter(name: str) -> TokenCounter:
         is_gpt2 = found.backend.token_to_id(END_OF_TEXT) is not None
         special += [END_OF_TEXT] if is_gpt2 else [UNKNOWN, *ROLES.values()]
     return TokenCounter(found.backend, special)
-
-
-def _batches(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[int, int]]:
-    """Yields ranges of texts of about `_BATCH_CHARACTERS` each."""
-    characters = np.cumsum([len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts])
-    borders = 1 + np.flatnonzero(np.diff(characters // _BATCH_CHARACTERS))
-    return list(pairwise([0, *borders.tolist(), len(texts)]))
 
 
 def tokenizer_kind_of(folder: Path, like: str) -> str:

@@ -256,8 +256,7 @@ class Tokenizer:
     @property
     def vocabulary(self) -> dict[str, int]:
         """Each token's id."""
-        words: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        return words
+        return self._backend.get_vocab(with_added_tokens=True)
 
     @property
     def pair_tokens(self) -> PairTokens:

@@ -44,10 +44,13 @@ def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.
         raise DataError(f"{path} is not a readable WordPiece vocabulary: {error}") from error
     refuse_missing_tokens(vocabulary, path)
     cased = [token for token in vocabulary if token != token.lower() and not token.startswith("[")]
-    if lower_case is None:
-        return _assemble(vocabulary, lower_case=not cased)
-    _check_case(cased, path, lower_case=lower_case)
-    return _assemble(vocabulary, lower_case=lower_case)
+    if lower_case is not None and lower_case == bool(cased):
+        example = f"has capital letters ('{cased[0]}' first)" if cased else "has no capital letter"
+        raise DataError(
+            f"{path} {example}, and data.tokenizer.lower_case is {str(lower_case).lower()}: words would become "
+            f"unknown; set it to {str(not lower_case).lower()}, or give the other vocabulary"
+        )
+    return _assemble(vocabulary, lower_case=not cased)
 
 
 def train_word_pieces(config: TrainedWordPieces, texts: Iterable[str]) -> tokenizers.Tokenizer:
@@ -123,14 +126,4 @@ def refuse_missing_tokens(vocabulary: Mapping[str, int], place: str | Path) -> N
         raise DataError(
             f"{place} is not a BERT vocabulary: its {len(vocabulary)} entries lack {', '.join(missing)}; take the file "
             "that the model was made with"
-        )
-
-
-def _check_case(cased: list[str], path: Path, *, lower_case: bool) -> None:
-    """Checks the case of the vocabulary; `cased` are the entries with capital letters."""
-    if bool(cased) == lower_case:
-        example = f"has capital letters ('{cased[0]}' first)" if cased else "has no capital letter"
-        raise DataError(
-            f"{path} {example}, and data.tokenizer.lower_case is {str(lower_case).lower()}: words would become "
-            f"unknown; set it to {str(not lower_case).lower()}, or give the other vocabulary"
         )

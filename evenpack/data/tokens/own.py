@@ -21,7 +21,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 from evenpack.data.keys import derive_key
 from evenpack.data.permutation import permute
 from evenpack.data.tokens.borders import document_offsets, list_lengths
-from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.file import TokenFile, joined_slices
 from evenpack.errors import DataError
 
 MOST_HASHED = 1 << 26
@@ -191,9 +191,7 @@ class TokenArrays(OwnTokens):
         self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
     ) -> Integer[np.ndarray, " tokens"]:
         assert self._labels is not None, "asked of labelled documents alone"
-        spans = zip(token_offsets.tolist(), lengths.tolist(), strict=True)
-        slices = [self._labels[start : start + length] for start, length in spans]
-        return np.concatenate([self._labels[:0], *slices])
+        return joined_slices(self._labels, token_offsets, token_offsets + lengths)
 
     def mapped_arrays(self) -> Sequence[np.ndarray]:
         """Returns those that are mapped as a whole; a copy-on-write one would lose what was written to it."""
@@ -294,8 +292,7 @@ class TokenRows(OwnTokens):
         return np.cumsum(offsets, out=offsets)
 
     def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
-        starts: Int64[np.ndarray, " K"] = self._documents[boundaries]
-        return starts
+        return self._documents[boundaries]
 
     def read(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
         return self.gather(np.array([start]), np.array([stop - start]))
@@ -322,9 +319,7 @@ class TokenRows(OwnTokens):
         content = self._flat(column, rows.tolist())
         begins = np.concatenate([[0], np.cumsum(np.diff(self._offsets)[rows])])
         starts = begins[np.searchsorted(rows, firsts)] + token_offsets - self._offsets[firsts]
-        return np.concatenate(
-            [content[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
-        )
+        return joined_slices(content, starts, starts + lengths)
 
     def mapped_arrays(self) -> Sequence[np.ndarray]:
         """Returns none: the dataset decides what it keeps in memory."""

@@ -346,8 +346,7 @@ class TokenFileWriter:
             checksums=checksums,
             state=json.loads(json.dumps(state)),  # as a resumed writer will see it
         )
-        content = asdict(journal)
-        write_json(journal_path(self.prefix), with_checksum(content))
+        write_json(journal_path(self.prefix), with_checksum(asdict(journal)))
         self._journal = journal
 
     def _cut_to_journal(self) -> None:

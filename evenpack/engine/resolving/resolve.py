@@ -4,7 +4,6 @@ Training, plans, evaluation and the studies all use it, so they agree on the con
 is imported where it is used: `evenpack train` checks a run without it.
 """
 
-import json
 import logging
 import math
 from bisect import bisect_right
@@ -27,6 +26,7 @@ from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_
 from evenpack.engine.resolving.data_facts import AverageItem, average_item, drawn_shares, items_of_an_epoch, stages_of
 from evenpack.engine.resolving.settle import SettledRun, parameters_of, settle_prepared
 from evenpack.errors import ConfigError, DataError
+from evenpack.files import hash_of_json
 from evenpack.models.config import study_switches
 
 if TYPE_CHECKING:
@@ -105,10 +105,7 @@ class ResolvedRun:
             "step": stage.step + 1,
             "items_per_step": stage.items_per_step,
             "weights": by_name(prepared.source_names, stage.weights),
-            "files": {
-                name: xxhash.xxh3_128_hexdigest(json.dumps(prepared.checksums.get(name), sort_keys=True).encode())
-                for name in drawn
-            },
+            "files": {name: hash_of_json(prepared.checksums.get(name)) for name in drawn},
         }
         if stage.step and stage.step in self._firsts:
             values = flatten(self.run_file.parts[index][1].model_dump(mode="json"))

@@ -106,7 +106,7 @@ def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> No
     first, second = (tmp_path / "task" / "train.tsv").read_text().splitlines()[1].split("\t")[1:3]
     encoded = tokenizer(first, second)
     length = int(sequences.lengths()[0])
-    assert encoded["input_ids"] == sequences.tokens[:length].tolist()
+    assert encoded["input_ids"] == sequences.token_file.read(0, length).tolist()
     assert encoded["token_type_ids"] == [int(index >= sequences.first_lengths[0]) for index in range(length)]
 
 

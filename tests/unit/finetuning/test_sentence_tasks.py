@@ -55,11 +55,11 @@ def test_a_pair_becomes_two_halves_with_their_special_tokens(tmp_path: Path, tok
     path = written(tmp_path, "sentence1\tsentence2\tlabel", "the cat\tit sat .\tentailment", "a\tb\tnot_entailment")
     task = GLUE_TASKS["rte"]
     found = sentence_sequences(read_sentences(path, task), task, tokenizer, max_sequence_length=20)
-    assert found.tokens[:8].tolist() == [CLS, *ids("the cat"), SEP, *ids("it sat ."), SEP]
+    assert found.token_file.read(0, 8).tolist() == [CLS, *ids("the cat"), SEP, *ids("it sat ."), SEP]
     assert found.lengths().tolist() == [8, 5]
     assert found.first_lengths.tolist() == [4, 3]
     assert found.labels.tolist() == [0, 1]
-    assert found.offsets.tolist() == [0, 8, 13]
+    assert found.token_file.document_offsets.tolist() == [0, 8, 13]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,13 @@ def test_what_is_too_long_loses_tokens_of_its_longer_sentence(
     path = written(tmp_path, "sentence1\tsentence2\tlabel", f"{'a ' * first}\t{'it ' * second}\tentailment")
     task = GLUE_TASKS["rte"]
     found = sentence_sequences(read_sentences(path, task), task, tokenizer, max_sequence_length=12)
-    assert found.tokens.tolist() == [CLS, *ids("a") * kept[0], SEP, *ids("it") * kept[1], SEP]
+    assert found.read(np.arange(found.count)).tokens.tolist() == [
+        CLS,
+        *ids("a") * kept[0],
+        SEP,
+        *ids("it") * kept[1],
+        SEP,
+    ]
     alone = replace(task, texts=("sentence1",))
     cut = sentence_sequences(read_sentences(path, alone), alone, tokenizer, max_sequence_length=12)
     assert cut.lengths().tolist() == [min(first, 10) + 2]

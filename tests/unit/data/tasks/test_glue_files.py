@@ -28,11 +28,11 @@ def official_columns(name: str) -> tuple[str, ...]:
     return tuple(columns.split("|" if "|" in columns else None))
 
 
-def write_task(directory: Path, name: str, lines: list[str], *, split: str = "train") -> Path:
+def write_task(directory: Path, name: str, lines: list[str], *, file_name: str = "train.tsv") -> Path:
     """Writes a file of a task, below its header row if it has one."""
     task = GLUE_TASKS[name]
     header = [] if task.columns else ["\t".join(official_columns(name))]
-    path = directory / task.folder / f"{split}.tsv"
+    path = directory / task.folder / file_name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(f"{line}\n" for line in [*header, *lines]).encode())
     return path
@@ -45,13 +45,13 @@ def read(path: Path, name: str) -> list[tuple[tuple[str, ...], str]]:
 @pytest.mark.parametrize("name", GLUE_TASKS)
 def test_every_task_finds_its_texts_and_its_label_among_the_official_columns(name: str, tmp_path: Path) -> None:
     task, columns = GLUE_TASKS[name], official_columns(name)
-    for split in ("train", *task.validation_splits):
+    for file_name in (task.training_file, *task.validation_files):
         lines = ["\t".join(f"{column} of {row}" for column in columns) for row in "ab"]
-        rows = list(read_task_rows(write_task(tmp_path, name, lines, split=split), task))
+        rows = list(read_task_rows(write_task(tmp_path, name, lines, file_name=file_name), task))
         assert [row.texts for row in rows] == [tuple(f"{text} of {row}" for text in task.texts) for row in "ab"]
         assert [row.label for row in rows] == [f"{task.label} of {row}" for row in "ab"]
     first = 1 if task.columns else 2
-    file = tmp_path / task.folder / f"{split}.tsv"
+    file = tmp_path / task.folder / file_name
     assert [row.where for row in rows] == [f"{file}, line {line}" for line in (first, first + 1)]
 
 

@@ -1,6 +1,7 @@
 """Tokenizers encode texts and pairs, special tokens included."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import BertTokenizerFast
@@ -51,9 +52,19 @@ def test_texts_are_encoded_in_batches_without_losing_their_order(
     texts = ["the cat " * (number * 7 % 5) for number in range(40)] + ["the " * 100]
     whole = found.lengths(texts).tolist()
     assert whole == [2 + 2 * (number * 7 % 5) for number in range(40)] + [102]
+    encoder = found._encoder
+    batches: list[int] = []
+
+    class Recording:
+        def encode_batch_fast(self, texts: list[str]) -> list[Any]:
+            batches.append(len(texts))
+            return list(encoder.encode_batch_fast(texts))
+
     monkeypatch.setattr(loading, "_BATCH_CHARACTERS", 50)
-    assert len(loading._batches(texts)) > 5
+    monkeypatch.setattr(found, "_encoder", Recording())
     assert found.lengths(texts).tolist() == whole
+    assert len(batches) > 5
+    assert sum(batches) == len(texts)
     assert found.lengths([]).tolist() == []
 
 

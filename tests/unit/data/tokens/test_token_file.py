@@ -54,7 +54,7 @@ def patch(path: Path, position: int, content: bytes) -> None:
 def test_our_files_are_those_of_deepspeeds_builder_but_for_the_code_of_uint16(tmp_path: Path, dtype: str) -> None:
     documents = make_documents(50, vocabulary_size=VOCABULARIES[dtype])
     with pytest.MonkeyPatch.context() as patcher:
-        patcher.setattr(token_file_module, "_CHUNK", 7)  # many chunks, the last one not full
+        patcher.setattr(token_file_module, "_CHUNK_DOCUMENTS", 7)  # many chunks, the last one not full
         write(tmp_path / "ours", documents, vocabulary_size=VOCABULARIES[dtype])
     write_with_deepspeed(tmp_path / "theirs", [[document] for document in documents], getattr(np, dtype))
     if dtype == "uint16":
@@ -91,7 +91,6 @@ def test_we_read_what_deepspeed_writes_with_documents_of_several_sentences(tmp_p
     write_with_deepspeed(tmp_path / "theirs", documents, dtype)
 
     with pytest.MonkeyPatch.context() as patcher:
-        patcher.setattr(token_file_module, "_CHUNK", 4)
         patcher.setattr(token_file_module, "_CHUNK_DOCUMENTS", 4)
         tokens = TokenFile(tmp_path / "theirs")
         found = all_documents(tokens)
@@ -196,7 +195,7 @@ def test_a_file_that_is_cut_foreign_or_inconsistent_is_refused_with_the_finding(
 
     damage(index, data)
     with pytest.MonkeyPatch.context() as patcher:
-        patcher.setattr(token_file_module, "_CHUNK", chunk)
+        patcher.setattr(token_file_module, "_CHUNK_DOCUMENTS", chunk)
         with pytest.raises(DataError) as caught:
             TokenFile(three_documents)
     for word in [*words, "corpus.v1"]:
