@@ -13,14 +13,7 @@ from evenpack.errors import DataError
 from evenpack.files import file_checksum
 from evenpack.finetuning.config import FinetuneDataSection
 from evenpack.finetuning.sentences import read_sentences, sentence_sequences
-from evenpack.finetuning.squad import (
-    Question,
-    Windows,
-    best_answers,
-    read_questions,
-    score_answers,
-    windows_of,
-)
+from evenpack.finetuning.squad import Question, Windows, best_answers, read_questions, score_answers, windows_of
 from evenpack.finetuning.tasks import SentenceTask, SpanTask, TaskScores, most_frequent, score_sentences
 
 

@@ -25,12 +25,7 @@ from evenpack.engine.checkpoints.continuation import require_checkpoint
 from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
 from evenpack.engine.checkpoints.loading import newest_whole, whole_at
 from evenpack.engine.checkpoints.shards import saved_tensors
-from evenpack.engine.checkpoints.weights import (
-    require_fitting,
-    require_same_network,
-    saved_model_section,
-    shapes_of,
-)
+from evenpack.engine.checkpoints.weights import require_fitting, require_same_network, saved_model_section, shapes_of
 from evenpack.engine.config import LENGTHS, RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, evaluate_model
 from evenpack.engine.optimizers.config import ScheduleSection

@@ -9,14 +9,7 @@ import typer
 from evenpack import console
 from evenpack.console import Report
 from evenpack.errors import ConfigError
-from evenpack.launcher.cli.arguments import (
-    AtStep,
-    Overrides,
-    RunFile,
-    RunOrFile,
-    load,
-    output_dir_of,
-)
+from evenpack.launcher.cli.arguments import AtStep, Overrides, RunFile, RunOrFile, load, output_dir_of
 from evenpack.shipped import names_run_file
 
 

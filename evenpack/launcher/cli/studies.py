@@ -6,15 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from evenpack.console import Report
-from evenpack.launcher.cli.arguments import (
-    LengthsInput,
-    Overrides,
-    RunFile,
-    StudyFile,
-    StudyOverrides,
-    load,
-    takes,
-)
+from evenpack.launcher.cli.arguments import LengthsInput, Overrides, RunFile, StudyFile, StudyOverrides, load, takes
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.registry import LENGTHS_STUDIES, RUN_STUDIES, STUDIES_OF_RUNS, LengthsStudy, RunStudy
 from evenpack.studies.runs.command import TrainedStudyCommand

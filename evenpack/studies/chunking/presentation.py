@@ -15,14 +15,7 @@ from evenpack.studies.chunking.compare import Arm, ArmRow, FinishedRuns
 from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
 from evenpack.studies.columns import Column, table_of, wide_table_of
-from evenpack.studies.plotting import (
-    COLOURS,
-    figure_as_png,
-    line_style,
-    require_matplotlib,
-    write_footer,
-    write_title,
-)
+from evenpack.studies.plotting import COLOURS, figure_as_png, line_style, require_matplotlib, write_footer, write_title
 from evenpack.studies.runs.arms import arm_label, confidence_text, draw_runs, seeds_text
 
 _ARM = Column("arm", "arm.name")

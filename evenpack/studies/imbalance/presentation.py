@@ -18,14 +18,7 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.console import WideTable, pairs, percent, table
 from evenpack.studies.columns import Cells, Column, cells, cells_across, cells_by_column
-from evenpack.studies.imbalance.cluster import (
-    BALANCED_PACKS,
-    BASELINE,
-    DENSE_PACKS,
-    SCHEMES,
-    UNPADDED_ARRIVAL,
-    Scheme,
-)
+from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, UNPADDED_ARRIVAL, Scheme
 from evenpack.studies.imbalance.extrapolation import PublishedCurve
 from evenpack.studies.imbalance.measurement import MeasuredComparison
 from evenpack.studies.imbalance.regimes import ForecastRow, Regime, RegimeForecast

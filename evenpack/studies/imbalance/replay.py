@@ -43,12 +43,7 @@ from evenpack.studies.imbalance.cluster import (
 )
 from evenpack.studies.imbalance.simulation import SchemeRow, StepTimes, summarise
 from evenpack.studies.provenance import made_by
-from evenpack.studies.throughput.contenders import (
-    changed,
-    run_to_measure,
-    sequences_per_item,
-    with_steps,
-)
+from evenpack.studies.throughput.contenders import changed, run_to_measure, sequences_per_item, with_steps
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer, measured_on
 
 REPLAYED: tuple[Scheme, ...] = (BALANCED_PACKS, PACKS_BY_ARRIVAL, UNPADDED_BALANCED, UNPADDED_ARRIVAL, BASELINE)

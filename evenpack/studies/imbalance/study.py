@@ -27,18 +27,9 @@ from evenpack.studies.imbalance.measurement import (
     timing_differences,
 )
 from evenpack.studies.imbalance.options import ImbalanceOptions
-from evenpack.studies.imbalance.regimes import (
-    LEAST_REGIME_STEPS,
-    RegimeForecast,
-    divide,
-    forecast_from_regimes,
-)
+from evenpack.studies.imbalance.regimes import LEAST_REGIME_STEPS, RegimeForecast, divide, forecast_from_regimes
 from evenpack.studies.imbalance.replay import Replay, replay
-from evenpack.studies.imbalance.simulation import (
-    Simulation,
-    parse_devices,
-    simulate,
-)
+from evenpack.studies.imbalance.simulation import Simulation, parse_devices, simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject
 from evenpack.studies.plotting import require_plot

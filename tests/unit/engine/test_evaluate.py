@@ -27,12 +27,7 @@ from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.activity import doing
 from evenpack.engine.config import RunConfig
-from evenpack.engine.evaluate import (
-    SourceEvaluation,
-    evaluate_model,
-    evaluations_to_json,
-    overall_accuracy,
-)
+from evenpack.engine.evaluate import SourceEvaluation, evaluate_model, evaluations_to_json, overall_accuracy
 from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.world.distributed import World
 from evenpack.models.common.loss_sums import LossOutput, LossOutputs

@@ -13,11 +13,7 @@ import pytest
 import torch
 from finetuning_tasks import finetune_config, write_encoder, write_pairs, write_questions, write_scores, write_sentences
 from rich.console import Console
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
 
 from evenpack.config import with_values
 from evenpack.errors import BackendError, ConfigError, RunError

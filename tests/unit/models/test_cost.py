@@ -20,13 +20,7 @@ from evenpack.models.bert.model import Bert
 from evenpack.models.common import layers
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak, known_device
 from evenpack.models.config import ModelConfig
-from evenpack.models.cost import (
-    Work,
-    parameter_count,
-    performed_work,
-    step_flops,
-    useful_work,
-)
+from evenpack.models.cost import Work, parameter_count, performed_work, step_flops, useful_work
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import mapping_of

@@ -10,12 +10,7 @@ import pytest
 
 import evenpack
 from evenpack.errors import ConfigError
-from evenpack.models.families import (
-    config_of,
-    family_of,
-    find_family,
-    known_families,
-)
+from evenpack.models.families import config_of, family_of, find_family, known_families
 
 PACKAGE = Path(evenpack.__file__).parent
 TOKENIZERS = (PACKAGE / "data" / "config.py", PACKAGE / "data" / "prepare", PACKAGE / "data" / "tokenizers")

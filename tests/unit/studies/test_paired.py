@@ -5,12 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from evenpack.studies.statistics.paired import (
-    PairedDifference,
-    paired_difference,
-    verdict_of,
-    verdicts_of_family,
-)
+from evenpack.studies.statistics.paired import PairedDifference, paired_difference, verdict_of, verdicts_of_family
 
 
 def test_a_known_difference() -> None:

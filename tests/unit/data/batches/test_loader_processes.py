@@ -20,11 +20,7 @@ from tiny_run import lone_world, tiny_gpt2_run
 from torch.utils.data import DataLoader, Dataset
 
 from evenpack.data.batches import loader_processes
-from evenpack.data.batches.loader_processes import (
-    LoaderNames,
-    explained_loader_deaths,
-    explained_lost_loader,
-)
+from evenpack.data.batches.loader_processes import LoaderNames, explained_loader_deaths, explained_lost_loader
 from evenpack.data.batches.pipeline import training_batches
 from evenpack.engine import train
 from evenpack.engine.resolving.resolve import open_run

@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pair_sources import pair_run
-from prepared_files import (
-    contents,
-    interrupt,
-    pairs_config,
-    recorded,
-    sentence_documents,
-    write_jsonl,
-)
+from prepared_files import contents, interrupt, pairs_config, recorded, sentence_documents, write_jsonl
 from run_files import changed
 from step_shapes import step_shape
 from tokenizer_folders import Folder, byte_pairs

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset import (
-    MMapIndexedDatasetBuilder,
-)
+from deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset import MMapIndexedDatasetBuilder
 from deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset import dtypes as DEEPSPEED_TYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -17,13 +17,7 @@ from torch import nn
 
 from evenpack.engine.activity import doing
 from evenpack.engine.checkpoints import loading
-from evenpack.engine.checkpoints.files import (
-    Checkpoint,
-    commit_files,
-    list_files,
-    read_manifest,
-    write_manifest,
-)
+from evenpack.engine.checkpoints.files import Checkpoint, commit_files, list_files, read_manifest, write_manifest
 from evenpack.engine.checkpoints.pickles import ALLOWED, forbidding_code
 from evenpack.engine.checkpoints.shards import WHOLE_WEIGHTS, saved_tensors
 from evenpack.engine.checkpoints.universal import load_universal, make_universal, parameter_shapes

@@ -15,12 +15,7 @@ from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.engine import LocalStep, Stopwatch
 from evenpack.engine.parts.rank_times import RankTimes
-from evenpack.engine.reporting.rank_waits import (
-    FIT_STEPS,
-    LEARNING_STEPS,
-    WARM_UP_STEPS,
-    WaitModel,
-)
+from evenpack.engine.reporting.rank_waits import FIT_STEPS, LEARNING_STEPS, WARM_UP_STEPS, WaitModel
 from evenpack.engine.reporting.run_record import Place
 
 

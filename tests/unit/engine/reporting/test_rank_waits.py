@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from waiting_ranks import FIXED, MEAN_COST, PER_COST, Seconds, expected_delay, watch
 
-from evenpack.engine.reporting.rank_waits import (
-    FIT_STEPS,
-    LEARNING_STEPS,
-    SLOWDOWN,
-    WARM_UP_STEPS,
-    Rule,
-    SlowTest,
-)
+from evenpack.engine.reporting.rank_waits import FIT_STEPS, LEARNING_STEPS, SLOWDOWN, WARM_UP_STEPS, Rule, SlowTest
 
 RANKS = 4
 FIRST_SPLIT = WARM_UP_STEPS + FIT_STEPS + 1

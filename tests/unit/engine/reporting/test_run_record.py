@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evenpack.engine.reporting.run_record import (
-    DataIdentity,
-    RunRecord,
-    StartRecord,
-    earlier_starts,
-    read_run_record,
-)
+from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, StartRecord, earlier_starts, read_run_record
 from evenpack.errors import DataError, RunError
 
 

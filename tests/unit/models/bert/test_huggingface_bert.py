@@ -11,10 +11,7 @@ from transformers import BertConfig as TheirConfig
 from evenpack.errors import CheckpointError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.huggingface import (
-    from_huggingface,
-    to_huggingface,
-)
+from evenpack.models.huggingface import from_huggingface, to_huggingface
 
 VOCABULARY = 59
 LONGEST = 32

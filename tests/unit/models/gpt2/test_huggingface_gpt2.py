@@ -15,10 +15,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedT
 from evenpack.errors import CheckpointError, ConfigError, RunError
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
-from evenpack.models.huggingface import (
-    from_huggingface,
-    to_huggingface,
-)
+from evenpack.models.huggingface import from_huggingface, to_huggingface
 
 VOCABULARY = 59
 LONGEST = 32

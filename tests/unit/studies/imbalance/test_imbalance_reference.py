@@ -7,11 +7,7 @@ import pytest
 from scipy import integrate, stats
 
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.extrapolation import (
-    PUBLISHED_CLUSTER,
-    published_curve,
-    single_device_gumbel,
-)
+from evenpack.studies.imbalance.extrapolation import PUBLISHED_CLUSTER, published_curve, single_device_gumbel
 from evenpack.studies.statistics.laws import Gumbel, expected_minima, ks_distance
 
 POWERS = [2**power for power in range(12)]

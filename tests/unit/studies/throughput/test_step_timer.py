@@ -17,10 +17,7 @@ from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.models.cost import step_flops, useful_work
-from evenpack.studies.throughput.contenders import (
-    contender,
-    run_to_measure,
-)
+from evenpack.studies.throughput.contenders import contender, run_to_measure
 from evenpack.studies.throughput.measure import PhaseClock, Quartiles, StepTimer
 
 

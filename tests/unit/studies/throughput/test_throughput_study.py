@@ -17,10 +17,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
 from evenpack.progress import Progress
 from evenpack.studies.throughput import study
-from evenpack.studies.throughput.contenders import (
-    depth_contenders,
-    run_to_measure,
-)
+from evenpack.studies.throughput.contenders import depth_contenders, run_to_measure
 from evenpack.studies.throughput.measure import MeasuredStep, Quartiles
 from evenpack.studies.throughput.study import ThroughputOptions, ThroughputStudy, study_throughput
 
