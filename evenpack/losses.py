@@ -37,8 +37,7 @@ class StepCounts:
 
     def of(self, divisor: Divisor) -> int:
         """Returns the count of this name."""
-        count: int = getattr(self, divisor)
-        return count
+        return getattr(self, divisor)
 
 
 NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)

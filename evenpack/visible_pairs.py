@@ -22,8 +22,7 @@ def visible_pairs(
     reach = np.maximum(reach, 0)
     # The first tokens have fewer than `reach` before them: 0, 1, ..., reach - 1. The others have all of them.
     before = reach * (reach - 1) // 2 + (lengths - reach) * reach
-    pairs: Int64[np.ndarray, "*shape"] = lengths + (before if causal else 2 * before)
-    return pairs
+    return lengths + (before if causal else 2 * before)
 
 
 def total_pairs_within(lengths: Integer[np.ndarray, " N"], windows: Iterable[int]) -> dict[int, int]:

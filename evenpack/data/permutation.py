@@ -111,8 +111,7 @@ def _feistel(
             low ^= hash64(high ^ round_keys[i]) & low_mask
         else:
             high ^= hash64(low ^ round_keys[i]) & high_mask
-    joined: UInt64[np.ndarray, " N"] = (high << low_bits) | low
-    return joined
+    return (high << low_bits) | low
 
 
 def sequence_id_type(sequences: int) -> np.dtype:

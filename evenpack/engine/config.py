@@ -209,14 +209,12 @@ class TrainingSection(Section):
     @property
     def stated_items_per_step(self) -> int | None:
         """Packs or sequences of a step as given in the run file; None if it gives tokens."""
-        count: int | None = getattr(self, f"{self.batching}_per_step")
-        return count
+        return getattr(self, f"{self.batching}_per_step")
 
     @property
     def items_per_micro_batch(self) -> int:
         """Packs or sequences that a rank computes at once; on average, where assignment is max_tokens."""
-        count: int = getattr(self, f"{self.batching}_per_micro_batch")
-        return count
+        return getattr(self, f"{self.batching}_per_micro_batch")
 
     def micro_batches(self, ranks: int) -> int:
         """Returns the micro-batches of each rank in each step, whose items must be stated, or settled.

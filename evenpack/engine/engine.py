@@ -84,8 +84,7 @@ class TrainingEngine:
     @property
     def model(self) -> nn.Module:
         """The model itself, for evaluation and export."""
-        model: nn.Module = self.deepspeed.module
-        return model
+        return self.deepspeed.module
 
     def release(self) -> None:
         """Lets go of weights, gradients and optimizer, which the hooks of ZeRO hold beyond the life of this object."""

@@ -185,8 +185,7 @@ class SequenceHead(Head):
 
     def forward(self, hidden: Float[Tensor, " T C"], batch: PackedBatch) -> Float[Tensor, " rows K"]:
         pooled = self.pooler(hidden.index_select(0, self.targets(batch).positions))
-        outputs: Tensor = self.classifier(self.dropout(pooled))
-        return outputs
+        return self.classifier(self.dropout(pooled))
 
     def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> tuple[Tensor, ...]:
         return outputs[: batch.local_counts.sequences].unbind(0)
@@ -232,8 +231,7 @@ class SpanHead(Head):
         self.classifier = nn.Linear(encoder.config.shape["hidden_size"], 2)
 
     def forward(self, hidden: Float[Tensor, " T C"], batch: PackedBatch) -> Float[Tensor, " rows K"]:
-        outputs: Tensor = self.classifier(self.token_layers(hidden))
-        return outputs
+        return self.classifier(self.token_layers(hidden))
 
     def sequence_losses(self, outputs: Float[Tensor, " rows K"], batch: PackedBatch) -> Float[Tensor, " N"]:
         targets = self.targets(batch)

@@ -112,8 +112,7 @@ def linear_cross_entropy(
         wants_weight=wanted and weight.requires_grad,
         wants_bias=wanted and bias is not None and bias.requires_grad,
     )
-    result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, bias, task)  # type: ignore[no-untyped-call]
-    return result
+    return _LinearCrossEntropy.apply(hidden, weight, bias, task)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,8 +236,7 @@ def _chunk_sums_compiled(logits: Tensor, bias: Tensor | None, *by_row: Tensor, *
 
 @cache
 def _compiler() -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(_chunk_sums)
-    return compiled
+    return torch.compile(_chunk_sums)
 
 
 def _loss_(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

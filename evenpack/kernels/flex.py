@@ -47,8 +47,7 @@ def attend(
 def _kernel(*, is_compiled: bool) -> Callable[..., Any]:
     """Returns the kernel, or PyTorch's formula, which computes all scores of the pack."""
     formula: Any = flex_attention
-    kernel: Callable[..., Any] = torch.compile(formula) if is_compiled else formula
-    return kernel
+    return torch.compile(formula) if is_compiled else formula
 
 
 def _alibi(slopes: Float[Tensor, " H"]) -> Callable[..., Tensor]:

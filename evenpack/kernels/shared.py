@@ -27,8 +27,7 @@ def repeat_heads(keys_or_values: SharedHeads, query_heads: int) -> Heads:
 
 def never_compiled(function: FunctionT) -> FunctionT:
     """Marks a function that runs uncompiled, with all that it calls, as `torch.compiler.disable` does."""
-    marked: FunctionT = getattr(torch, "_disable_dynamo")(function)  # noqa: B009 - it is not exported to type checkers
-    return marked
+    return getattr(torch, "_disable_dynamo")(function)  # noqa: B009 - it is not exported to type checkers
 
 
 def constant_when_compiled(function: FunctionT) -> FunctionT:
@@ -40,5 +39,4 @@ def constant_when_compiled(function: FunctionT) -> FunctionT:
 def one_operator(function: FunctionT) -> FunctionT:
     """Lets a mode of torch's functions take a call as a whole, by its first tensor: `models/trace.py` counts it so."""
     wrap: Any = wrap_torch_function(lambda tensor, *_, **__: (tensor,))
-    marked: FunctionT = wrap(function)
-    return marked
+    return wrap(function)

@@ -62,8 +62,7 @@ def schema_of(file: str) -> type[Section]:
     """Returns the schema of a kind of file. Raises: ConfigError if there is no such kind."""
     if file not in FILES:
         raise ConfigError(f"--file {file}: there is no such kind of file; {nearest(file, tuple(FILES))}")
-    schema: type[Section] = resolve_name(FILES[file])
-    return schema
+    return resolve_name(FILES[file])
 
 
 def json_schema(file: str) -> dict[str, Any]:

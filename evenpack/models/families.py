@@ -54,8 +54,7 @@ class ModelFamily:
 
     def load_model(self) -> type[Any]:
         """Imports the model's class."""
-        loaded: type[Any] = resolve_name(self.model)
-        return loaded
+        return resolve_name(self.model)
 
     def load_huggingface(self) -> "HuggingFaceMapping | None":
         """Imports the mapping of transformers; None if there is none."""
@@ -77,8 +76,7 @@ def find_family(name: str) -> ModelFamily:
     if name not in _FAMILIES:
         problem = f"there is no model family '{name}'" if name else "kind is required"
         raise ConfigError(f"{problem}; {nearest(name, known_families())}")
-    family: ModelFamily = resolve_name(_FAMILIES[name])
-    return family
+    return resolve_name(_FAMILIES[name])
 
 
 def known_families() -> tuple[str, ...]:

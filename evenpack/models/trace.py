@@ -360,16 +360,14 @@ def _attend(
     recorder.attention[kind] = recorder.attention.get(kind, 0) + products
     if torch.is_autocast_enabled("cpu"):
         q, k, v = (one.to(torch.bfloat16) for one in (q, k, v))
-    result: Tensor = _Attention.apply(q, k, v, recorder)  # type: ignore[no-untyped-call]
-    return result
+    return _Attention.apply(q, k, v, recorder)  # type: ignore[no-untyped-call]
 
 
 def _loss(
     recorder: _Recorder, hidden: Tensor, weight: Tensor, labels: Tensor, _: Tensor, *, bias: Any = None, **__: Any
 ) -> tuple[Tensor, Tensor]:
     recorder.operations[AXES.index("head_slots")] += 2 * weight.numel()
-    result: tuple[Tensor, Tensor] = _Loss.apply(hidden, weight, bias, recorder)  # type: ignore[no-untyped-call]
-    return result
+    return _Loss.apply(hidden, weight, bias, recorder)  # type: ignore[no-untyped-call]
 
 
 _SUBSTITUTES: dict[Any, Callable[..., Any]] = {

@@ -114,8 +114,7 @@ def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: Meas
 
 def shuffled_places(group: Int64[np.ndarray, " rows"], *, seed: int) -> Int64[np.ndarray, " rows"]:
     """Returns the rank of each row's micro-batch in a random order: the same for all repeats of one."""
-    places: Int64[np.ndarray, " rows"] = np.random.default_rng(seed).permutation(int(group.max()) + 1)[group]
-    return places
+    return np.random.default_rng(seed).permutation(int(group.max()) + 1)[group]
 
 
 def _terms(times: MicroBatchTimes) -> Float64[np.ndarray, "rows 4"]:
@@ -133,8 +132,7 @@ def _solve(
         solution, _ = nnls(relative / norms, np.ones(len(seconds)))
     except RuntimeError as error:
         raise DataError(f"the cost model does not converge ({error}): measure more micro-batches") from error
-    weights: Float64[np.ndarray, " columns"] = solution / norms
-    return weights
+    return solution / norms
 
 
 def _chosen_columns(

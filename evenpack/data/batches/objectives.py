@@ -277,8 +277,7 @@ def token_types(content: SequenceContent) -> Int64[np.ndarray, " tokens"]:
     assert content.first_lengths is not None, "sequences of two halves"
     token_of_sequence = np.arange(len(content.tokens)) - np.repeat(content.starts, content.lengths)
     is_second = token_of_sequence >= np.repeat(content.first_lengths, content.lengths)
-    types: Int64[np.ndarray, " tokens"] = is_second.astype(np.int64)
-    return types
+    return is_second.astype(np.int64)
 
 
 def filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int, filler: int = 0) -> Shaped[np.ndarray, " size"]:

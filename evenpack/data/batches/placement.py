@@ -102,8 +102,7 @@ class Placer:
     def _positions(self, starts: Int64[np.ndarray, " segments"], slots: int) -> Int64[np.ndarray, " T"]:
         if not self.shape.reset_positions:
             return np.arange(slots) % self.pack_length
-        positions: Int64[np.ndarray, " T"] = np.arange(slots) - np.repeat(starts, np.diff(np.append(starts, slots)))
-        return positions
+        return np.arange(slots) - np.repeat(starts, np.diff(np.append(starts, slots)))
 
     def _sequence_starts(
         self, packs: PackSelection, tight_starts: Int64[np.ndarray, " M"], rows: int
@@ -131,5 +130,4 @@ class Placer:
         """Returns starts of padding segments no longer than a sequence, so that static kernel bounds hold."""
         pieces = -(-(ends - starts) // self.max_sequence_length)
         piece = ranges(np.zeros_like(pieces), pieces)
-        padding: Int64[np.ndarray, " P"] = np.repeat(starts, pieces) + piece * self.max_sequence_length
-        return padding
+        return np.repeat(starts, pieces) + piece * self.max_sequence_length

@@ -94,8 +94,7 @@ def padded_width(
     """
     if policy not in _FITTED:
         return np.full_like(longest, max_sequence_length)
-    width: Int64[np.ndarray, "*parts"] = np.minimum(_filled_up(longest), max_sequence_length)
-    return width
+    return np.minimum(_filled_up(longest), max_sequence_length)
 
 
 def _filled_up(lengths: Int64[np.ndarray, "*items"]) -> Int64[np.ndarray, "*items"]:

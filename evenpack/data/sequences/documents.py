@@ -76,8 +76,7 @@ class DocumentsView(LocatedSequences, StoredView):
     def _is_closed(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " K"]:
         """Returns which sequences hold their document's end."""
         documents, skipped = self._pieces(sequence_ids)
-        closed: Bool[np.ndarray, " K"] = self.token_file.spans(documents)[1] - skipped <= self.max_sequence_length
-        return closed
+        return self.token_file.spans(documents)[1] - skipped <= self.max_sequence_length
 
     @property
     def document_file(self) -> TokenFile:

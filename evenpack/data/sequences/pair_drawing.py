@@ -106,8 +106,7 @@ class PairSpans:
     @property
     def lengths(self) -> Int64[np.ndarray, " K"]:
         """Tokens of each pair, special ones included."""
-        lengths: Int64[np.ndarray, " K"] = self.first_lengths + self.second_lengths + SPECIAL_TOKENS_OF_A_PAIR
-        return lengths
+        return self.first_lengths + self.second_lengths + SPECIAL_TOKENS_OF_A_PAIR
 
 
 class _Chunks(NamedTuple):
@@ -201,8 +200,7 @@ class PairDrawing:
     def _in_file(
         self, sentences: Int64[np.ndarray, " K"], documents: Int64[np.ndarray, " K"]
     ) -> Int64[np.ndarray, " K"]:
-        tokens: Int64[np.ndarray, " K"] = self._places[sentences] + self._documents[documents]
-        return tokens
+        return self._places[sentences] + self._documents[documents]
 
 
 def cut_longer(

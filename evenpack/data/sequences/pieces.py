@@ -95,8 +95,7 @@ class Pieces:
 
     @property
     def slots(self) -> Int64[np.ndarray, " P"]:
-        total: Int64[np.ndarray, " P"] = self.tokens + self.ends + self.paddings
-        return total
+        return self.tokens + self.ends + self.paddings
 
     def segment_begins(self, *, isolates_documents: bool) -> Bool[np.ndarray, " P"]:
         """Returns which pieces begin a segment, whose first token is no target.
@@ -118,8 +117,7 @@ class Pieces:
     @property
     def first_of_rows(self) -> Int64[np.ndarray, " K"]:
         """Returns the first piece of each row."""
-        firsts: Int64[np.ndarray, " K"] = np.cumsum(self.per_row) - self.per_row
-        return firsts
+        return np.cumsum(self.per_row) - self.per_row
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -66,5 +66,4 @@ class ShuffledView(SequencesAsDocuments):
 
     def _ids_in_source(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
         self._check_ids(sequence_ids)
-        ids: Int64[np.ndarray, " K"] = self.source_ids[sequence_ids].astype(np.int64)
-        return ids
+        return self.source_ids[sequence_ids].astype(np.int64)

@@ -247,8 +247,7 @@ class SequenceContent:
     @property
     def starts(self) -> Int64[np.ndarray, " K"]:
         """First token of each sequence."""
-        starts: Int64[np.ndarray, " K"] = np.cumsum(self.lengths) - self.lengths
-        return starts
+        return np.cumsum(self.lengths) - self.lengths
 
 
 def _in_order(

@@ -268,8 +268,7 @@ def _backend_of(theirs: Any, folder: Path) -> tokenizers.Tokenizer:
             f"tokenizer '{folder}' exists in Python only ({type(theirs).__name__}); one with a {BACKEND_FILE} is needed"
         )
     first_file(folder, *_vocabulary_names(theirs))
-    backend: tokenizers.Tokenizer = theirs.backend_tokenizer
-    return backend
+    return theirs.backend_tokenizer
 
 
 def _vocabulary_names(theirs: Any) -> list[str]:

@@ -44,8 +44,7 @@ def mapped_array(path: Path, count: int, dtype: np.dtype) -> Iterator[np.ndarray
 def open_array(path: Path) -> np.ndarray:
     """Maps a `.npy` file. Raises: DataError if it is missing or damaged."""
     with damage_named(path):
-        array: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
-        return array
+        return np.load(path, mmap_mode="r").view(np.ndarray)
 
 
 @contextmanager

@@ -169,8 +169,7 @@ class TokenArrays(OwnTokens):
         return _reopen, (str(self.prefix), *(_Mapped.of(array) for array in self._given)), self.reads_alone
 
     def document_starts(self, boundaries: Integer[np.ndarray, " K"] | slice) -> Int64[np.ndarray, " K"]:
-        starts: Int64[np.ndarray, " K"] = self._offsets[boundaries].astype(np.int64)
-        return starts
+        return self._offsets[boundaries].astype(np.int64)
 
     def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns first token and length of each. Raises: DataError if one ends before it begins, or leaves the tokens.
@@ -332,8 +331,7 @@ class TokenRows(OwnTokens):
             ends = np.cumsum(np.diff(self._offsets)[rows])
             row = rows[int(np.searchsorted(ends, missing, side="right"))]
             raise DataError(f"{self.prefix}: row {row} has a null in '{column}': drop or mend such rows first")
-        array: np.ndarray = flat.to_numpy(zero_copy_only=False)
-        return array
+        return flat.to_numpy(zero_copy_only=False)
 
 
 def _flat_of(parts: Sequence[np.ndarray]) -> Int32[np.ndarray, " values"]:

@@ -80,8 +80,7 @@ class SavedTensors(ABC):
     def module(self) -> dict[str, Tensor]:
         """The module's state dict on rank 0; at ZeRO 3 its parameters are empty."""
         with self._explained(self._model_file):
-            module: dict[str, Tensor] = self.model_states["module"]
-            return module
+            return self.model_states["module"]
 
     def weights(self) -> dict[str, Tensor]:
         """Returns copies of all that the module saves, by name, in the module's precision; complete on every rank.

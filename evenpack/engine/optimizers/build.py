@@ -109,8 +109,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
 
 def whole_shape(parameter: Tensor) -> torch.Size:
     """Returns the shape of a parameter, of which this rank may hold a part alone (ZeRO 3)."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
+    return getattr(parameter, "ds_shape", parameter.shape)
 
 
 def decays(shape: torch.Size) -> bool:

@@ -178,8 +178,7 @@ class PartitionedOptimizer(Sharding):
         self, deepspeed: Any, limit: float | None, *, norm: "Tensor | None", leaves_out: bool
     ) -> "Tensor | float":
         deepspeed.step()  # takes the norm and clips
-        found: Tensor | float = deepspeed.get_global_grad_norm()
-        return found
+        return deepspeed.get_global_grad_norm()
 
 
 class PartitionedGradients(PartitionedOptimizer):

@@ -32,8 +32,7 @@ class NextSentenceHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, _NEXT_OR_RANDOM)
 
     def forward(self, first_tokens: Float[Tensor, " N C"]) -> Float[Tensor, " N 2"]:
-        result: Tensor = self.classifier(self.pooler(first_tokens))
-        return result
+        return self.classifier(self.pooler(first_tokens))
 
 
 class Bert(PackedEncoder[BertConfig]):
@@ -88,8 +87,7 @@ class Bert(PackedEncoder[BertConfig]):
     def _embedded(
         self, tokens: Float[Tensor, " T C"], types: Float[Tensor, " T C"], positions: Float[Tensor, " T C"]
     ) -> Float[Tensor, " T C"]:
-        hidden: Tensor = self.embedding_dropout(self.embedding_norm(tokens + types + positions))
-        return hidden
+        return self.embedding_dropout(self.embedding_norm(tokens + types + positions))
 
     @property
     def pooler(self) -> Pooler | None:

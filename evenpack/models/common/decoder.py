@@ -87,5 +87,4 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
     def _embedded(
         self, tokens: Float[Tensor, " T C"], positions: Float[Tensor, " T C"] | None
     ) -> Float[Tensor, " T C"]:
-        hidden: Tensor = self.embedding_dropout(tokens if positions is None else tokens + positions)
-        return hidden
+        return self.embedding_dropout(tokens if positions is None else tokens + positions)

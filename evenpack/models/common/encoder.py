@@ -38,8 +38,7 @@ class MaskedTokenHead(nn.Module):
         self.decoder_bias = nn.Parameter(torch.zeros(vocabulary_size))
 
     def forward(self, hidden: Float[Tensor, " M C"]) -> Float[Tensor, " M C"]:
-        result: Tensor = self.norm(F.gelu(self.dense(hidden)))
-        return result
+        return self.norm(F.gelu(self.dense(hidden)))
 
 
 class Pooler(nn.Linear):

@@ -39,8 +39,7 @@ class MergedLinear(nn.Linear):
 
     def divide(self, outputs: Float[Tensor, " T parts"]) -> tuple[Tensor, ...]:
         """Returns the part of each layer in the outputs of all."""
-        parts: tuple[Tensor, ...] = outputs.split_with_sizes(self.parts, dim=1)
-        return parts
+        return outputs.split_with_sizes(self.parts, dim=1)
 
 
 class SelfAttention(nn.Module):
@@ -94,8 +93,7 @@ class SelfAttention(nn.Module):
             backend=self.backend,
             merged=merged if rotation is None else None,
         )
-        result: Tensor = self.output(attended.flatten(1))
-        return result
+        return self.output(attended.flatten(1))
 
 
 class FeedForward(nn.Module):
@@ -108,8 +106,7 @@ class FeedForward(nn.Module):
         self.contract = nn.Linear(FEED_FORWARD_RATIO * hidden_size, hidden_size)
 
     def forward(self, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
-        result: Tensor = self.contract(F.gelu(self.expand(hidden), approximate=self.gelu))
-        return result
+        return self.contract(F.gelu(self.expand(hidden), approximate=self.gelu))
 
 
 class GatedFeedForward(nn.Module):
@@ -128,8 +125,7 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
         gate, values = self.expand.separately(hidden)
-        result: Tensor = self.contract(self.activation(gate) * values)
-        return result
+        return self.contract(self.activation(gate) * values)
 
 
 class PreNormBlock(nn.Module):
@@ -185,5 +181,4 @@ class PostNormBlock(nn.Module):
         attended: Tensor = self.residual_dropout(self.attention(hidden, segments, rotation))
         hidden = self.attention_norm(hidden + attended).to(hidden.dtype)
         transformed: Tensor = self.residual_dropout(self.feed_forward(hidden))
-        normalised: Tensor = self.feed_forward_norm(hidden + transformed).to(hidden.dtype)
-        return normalised
+        return self.feed_forward_norm(hidden + transformed).to(hidden.dtype)

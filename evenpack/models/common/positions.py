@@ -35,8 +35,7 @@ class LearnedPositions(nn.Module):
                 f"sequences of up to {rows_needed} tokens need as many learned positions, the model has "
                 f"{rows}; raise model.max_positions or lower data.recipe.max_sequence_length"
             )
-        vectors: Tensor = self.table(position_ids)
-        return vectors
+        return self.table(position_ids)
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Float[Tensor, " heads"]:

@@ -197,8 +197,7 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
 
 def _normalised(norm: nn.Module, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
     """Returns the result of a norm; its own `compile` does nothing, because torch.compile skips torch's modules."""
-    result: Tensor = norm(hidden)
-    return result
+    return norm(hidden)
 
 
 class _WithoutInitialValues(TorchFunctionMode):

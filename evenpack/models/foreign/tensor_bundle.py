@@ -133,8 +133,7 @@ def _block(content: bytes, handle: BytesIO) -> bytes:
 def _without_snappy(block: bytes) -> bytes:
     """Decompresses a block, which begins with its uncompressed length."""
     size = take_varint(BytesIO(block))
-    plain: bytes = pyarrow.decompress(block, decompressed_size=size, codec="snappy", asbytes=True)
-    return plain
+    return pyarrow.decompress(block, decompressed_size=size, codec="snappy", asbytes=True)
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -84,8 +84,7 @@ class ModernBert(PackedEncoder[ModernBertConfig]):
         return self._normalise(self.final_norm, hidden)
 
     def _embedded(self, tokens: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
-        hidden: Tensor = self.embedding_dropout(self.embedding_norm(tokens))
-        return hidden
+        return self.embedding_dropout(self.embedding_norm(tokens))
 
     @property
     def pooler(self) -> MaskedTokenHead:

@@ -262,8 +262,7 @@ class Cluster:
                 tokens=kinds.tokens, squared_lengths=kinds.attended, segments=kinds.sequences, pairs_within={}
             ),
         )
-        costs: Float64[np.ndarray, " items"] = of_kind[draw.items]
-        return costs
+        return of_kind[draw.items]
 
     def micro_batch_seconds(
         self, scheme: Scheme, items: Int64[np.ndarray, " items"], shares: StepAssignment

@@ -617,8 +617,6 @@ def _bootstrapped(run: LoggedRun, *, seed: int) -> Float64[np.ndarray, " rounds"
     if run.parts:
         steps, totals = (np.array([part(1.0 / one.rates) for one in run.parts]) for part in (len, np.sum))
         drawn = np.random.default_rng([seed, 4]).integers(len(steps), size=(ROUNDS, len(steps)))
-        of_runs: Float64[np.ndarray, " rounds"] = steps[drawn].sum(axis=1) / totals[drawn].sum(axis=1)
-        return of_runs
+        return steps[drawn].sum(axis=1) / totals[drawn].sum(axis=1)
     seconds = resampled(1.0 / run.log.rates, rounds=ROUNDS, seed=seed)
-    rates: Float64[np.ndarray, " rounds"] = 1.0 / seconds.mean(axis=1)
-    return rates
+    return 1.0 / seconds.mean(axis=1)

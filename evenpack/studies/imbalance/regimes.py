@@ -181,8 +181,7 @@ def fitting_steps(changes: Sequence[int]) -> int | None:
 
 def _fits(changes: Sequence[int], length: int) -> np.ndarray:
     multiples = np.maximum(1, np.round(np.array(changes) / length))
-    is_near: np.ndarray = np.abs(np.array(changes) - multiples * length) <= min(_NEAR_STEPS, length / 10)
-    return is_near
+    return np.abs(np.array(changes) - multiples * length) <= min(_NEAR_STEPS, length / 10)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -368,8 +367,7 @@ def _share_in_run(regimes: Sequence[Regime], names: Sequence[int], of_run: np.nd
     if not free.any():
         return None
     between = of_run @ squares / np.maximum(of_run @ free, 1)
-    found: np.ndarray = between / (between + of_run @ within / (of_run @ count))
-    return found
+    return between / (between + of_run @ within / (of_run @ count))
 
 
 def _rows(
@@ -444,5 +442,4 @@ def _slowest_rates(
     widths = (points[1] - points[0]) / points**2
     widths[[0, -1]] /= 2
     seconds = 1 / points[0] - np.stack([survival**power @ widths for power in powers], axis=1)
-    rates: Float64[np.ndarray, "rounds powers"] = 1 / seconds
-    return rates
+    return 1 / seconds

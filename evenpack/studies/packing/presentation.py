@@ -161,8 +161,7 @@ def percent_between(histogram: LengthHistogram, edges: np.ndarray) -> Float64[np
     """Returns the percentage of sequences longer than each of the ascending `edges` and no longer than the next."""
     up_to = np.append(0, np.cumsum(histogram.counts))
     counts = np.diff(up_to[np.minimum(edges, len(up_to) - 1)])
-    shares: Float64[np.ndarray, " bars"] = 100.0 * counts / histogram.sequences
-    return shares
+    return 100.0 * counts / histogram.sequences
 
 
 def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:

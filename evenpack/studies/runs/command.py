@@ -35,8 +35,7 @@ class TrainedStudyCommand:
     def load(self, study_file: Path, overrides: Sequence[str]) -> "TrainedStudy[Any]":
         """Loads the study. Raises: ConfigError."""
         module = importlib.import_module(type(self).__module__.replace(".command", ".study"))
-        study: TrainedStudy[Any] = getattr(module, self.study)(study_file, overrides)
-        return study
+        return getattr(module, self.study)(study_file, overrides)
 
     def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
         """Runs the study; `overrides`, each `section.key=value`, are for the study file or for every run.

@@ -60,8 +60,7 @@ def expected_minima(law: Gumbel, devices: Sequence[float | int]) -> Float64[np.n
     allowed: if `law` describes a cluster of n, then m / n draws represent m devices.
     """
     hazards = _NODES / np.asarray(devices, dtype=np.float64)[:, None]
-    expected: Float64[np.ndarray, " counts"] = (law.location + law.scale * _gumbel_variate(hazards)) @ _WEIGHTS
-    return expected
+    return (law.location + law.scale * _gumbel_variate(hazards)) @ _WEIGHTS
 
 
 def ks_distance(frozen: Any, values: Float64[np.ndarray, " values"]) -> float:
@@ -79,5 +78,4 @@ def _log_complement(hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray
     """Returns ln(1 - exp(-hazard)), which is ln F, exact in both tails."""
     low = np.log(-np.expm1(-np.minimum(hazard, 1.0)))
     high = np.log1p(-np.exp(-np.maximum(hazard, 0.5)))
-    found: Float64[np.ndarray, "*shape"] = np.where(hazard < math.log(2.0), low, high)
-    return found
+    return np.where(hazard < math.log(2.0), low, high)

@@ -22,8 +22,7 @@ def resampled(
     blocks = -(-len(values) // length)
     starts = random.integers(len(values), size=(rounds, blocks, 1))
     steps = (starts + np.arange(length)).reshape(rounds, -1)[:, : len(values)]
-    drawn: Float64[np.ndarray, "rounds values"] = values[steps % len(values)]
-    return drawn
+    return values[steps % len(values)]
 
 
 def autocorrelation(values: Float64[np.ndarray, " values"], *, lag: int = 1) -> float:
