@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from evenpack.config import Section, UserPath, nearest
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import Layout
-from evenpack.data.tokenizers.config import BertTokenizer
+from evenpack.data.tokenizers.config import EncoderTokenizer
 from evenpack.engine.optimizers.config import AdamWSection
 from evenpack.finetuning.tasks import TASKS, AnyTask
 from evenpack.kernels.config import AttentionConfig
@@ -44,7 +44,7 @@ class FinetuneDataSection(Section):
     """Name of the task, from the table in docs/finetuning.md."""
     folder: UserPath | None = None
     """Folder with the task's files under their publisher's names."""
-    tokenizer: BertTokenizer | None = None
+    tokenizer: EncoderTokenizer | None = None
     """The tokenizer. Null: the one that the weights were trained with, read from their folder."""
     max_sequence_length: Tokens = Field(default=128, ge=8, le=1 << 16)
     """Most tokens of a sequence, special ones included; longer sentences are truncated, longer contexts become several

@@ -94,3 +94,7 @@ TokenizerConfig = Annotated[
     Gpt2Tokenizer | BertTokenizer | HubTokenizer | TrainedTokenizer | TrainedWordPieces | ExternalTokenizer,
     Field(discriminator="kind"),
 ]
+
+
+EncoderTokenizer = BertTokenizer
+"""Tokenizer for an encoder's texts: an existing one with [CLS] and [SEP]."""
