@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from repository import ROOT
 from run_files import changed
@@ -1113,7 +1113,6 @@ def test_of_many_tokens_a_sample_is_hashed(monkeypatch: pytest.MonkeyPatch) -> N
     assert own.hash_content(of_rows) == hashed(ending)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 99), min_size=2, max_size=40), min_size=1, max_size=30), st.integers(0, 1 << 20)
 )

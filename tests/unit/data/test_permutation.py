@@ -46,7 +46,7 @@ def test_every_size_is_permuted_without_gap_and_exactly_inverted(key, inverse):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_elements_of_any_sizes_and_keys_stand_beside_each_other(data):
     sizes = data.draw(st.lists(st.one_of(st.integers(1, 70), st.integers(1, 2**53)), min_size=1, max_size=20))
     indices = np.array([data.draw(st.integers(0, size - 1)) for size in sizes])

@@ -117,7 +117,7 @@ def epoch_of(source: PackedSource, positions: np.ndarray) -> int:
     return epoch
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(changes=stages())
 def test_each_token_comes_once_an_epoch_but_for_what_is_left_out(base: RunConfig, changes: list[dict[str, Any]]):
     batching = base.training.batching

@@ -132,7 +132,7 @@ def test_the_reference_computes_the_formula_written_out_for_single_queries(
     key_value_heads=st.sampled_from([1, 2, HEADS]),
     window=st.sampled_from([None, None, 1, 16, 200]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_sdpa_gives_the_outputs_and_gradients_of_the_reference(**case: Any) -> None:
     torch.testing.assert_close(run("sdpa", **case), run("reference", **case), rtol=1e-5, atol=1e-5)
 
@@ -249,7 +249,7 @@ def test_dropout_zeroes_its_share_of_probabilities_and_scales_up_the_rest(
 
 
 @given(lengths=st.lists(st.integers(0, 100), max_size=30), group_tokens=st.integers(1, 128))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_windows_hold_all_segments_in_order_and_only_lone_ones_are_longer(
     lengths: list[int], group_tokens: int
 ) -> None:

@@ -53,7 +53,7 @@ def test_outputs_are_those_of_the_reference(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     lengths=st.lists(st.integers(0, 400), min_size=1, max_size=8).filter(sum),
     causal=st.booleans(),

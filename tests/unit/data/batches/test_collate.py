@@ -36,7 +36,7 @@ def segments_of(batch: PackedBatch) -> list[tuple[list[int], list[int], list[int
 
 
 @given(sequences=sequence_lists, layout=st.sampled_from(LAYOUTS), pack_length=st.sampled_from([12, 17, 40]))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_every_segment_stands_whole_with_its_own_positions_and_targets(
     sequences: list[list[int]], layout: Layout, pack_length: int
 ) -> None:

@@ -148,7 +148,7 @@ def assert_is(batch: PackedBatch, expected: Expected) -> None:
     division=st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 4), (4, 1)]),
     step=st.integers(0, 7),
 )
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 def test_every_array_is_that_of_the_pairs_one_by_one(
     *,
     first: list[tuple[int, int]],

@@ -61,7 +61,7 @@ def tokens_of_packs(packs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 
 @pytest.mark.parametrize("is_bidirectional", [False, True])
 @given(packs=packs_of_sequences)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_without_isolation_a_row_is_one_segment_and_padding_another(
     is_bidirectional: bool, packs: list[list[list[int]]]
 ) -> None:
@@ -78,7 +78,7 @@ def test_without_isolation_a_row_is_one_segment_and_padding_another(
 
 @pytest.mark.parametrize("is_bidirectional", [False, True])
 @given(packs=packs_of_sequences)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_what_is_isolated_or_counted_on_moves_no_token_and_no_target(
     is_bidirectional: bool, packs: list[list[list[int]]]
 ) -> None:
@@ -96,7 +96,7 @@ def test_what_is_isolated_or_counted_on_moves_no_token_and_no_target(
 
 
 @given(packs=packs_of_sequences, isolate=st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_positions_that_are_not_reset_count_through_each_row(packs: list[list[list[int]]], isolate: bool) -> None:
     placer, placement = place(packs, isolate=isolate, reset_positions=False)
     assert placement.position_ids.tolist() == list(range(PACK_LENGTH)) * ROWS
@@ -105,7 +105,7 @@ def test_positions_that_are_not_reset_count_through_each_row(packs: list[list[li
 
 
 @given(packs=packs_of_sequences)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_padding_of_a_rectangle_is_a_segment_of_its_own_where_it_would_be_seen(packs: list[list[list[int]]]) -> None:
     sequences = [segments for pack in packs for segments in pack]
     _, both_ways = place(packs, layout="padded")
@@ -125,7 +125,7 @@ def test_padding_of_a_rectangle_is_a_segment_of_its_own_where_it_would_be_seen(p
 
 @pytest.mark.parametrize("layout", ["packed", "unpadded", "padded"])
 @given(packs=packs_of_sequences)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_no_two_tokens_share_a_slot_and_sequences_are_whole(layout: Layout, packs: list[list[list[int]]]) -> None:
     _, placement = place(packs, layout=layout)
     slots = placement.slot_of_token.tolist()

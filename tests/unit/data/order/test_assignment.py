@@ -59,7 +59,7 @@ def steps(draw: st.DrawFn) -> tuple[list[int], int, int]:
 
 @pytest.mark.parametrize(("policy", "layout"), EVERY_WAY)
 @given(step=steps(), wait=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_item_is_assigned_once_and_no_share_is_empty(policy, layout, step, wait):
     lengths, ranks, micro_batches = step
     items = len(lengths)
@@ -122,7 +122,7 @@ def test_constant_tokens_cuts_arrival_where_it_is_nearest_to_equal_shares():
 
 
 @given(ranks=st.integers(1, 8), lengths=st.lists(st.integers(1, 512), min_size=8, max_size=80))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_constant_tokens_is_within_the_longest_of_equal_shares(ranks, lengths):
     sums = [sum(share) for share in lengths_of_shares(assigned("max_tokens", lengths, ranks), lengths)]
     # Each cut is at most half an item off, unless a share would be empty: then it holds one item.
@@ -142,7 +142,7 @@ def least_rectangle(lengths: list[int], shares: int) -> int:
 
 
 @given(ranks=st.integers(1, 5), lengths=st.lists(st.integers(1, 90), min_size=5, max_size=10))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_cut_has_a_smaller_largest_rectangle(ranks, lengths):
     by_share = lengths_of_shares(assigned("max_tokens", lengths, ranks, layout="padded"), lengths)
     assert max(map(slots, by_share)) == least_rectangle(lengths, ranks)

@@ -36,7 +36,7 @@ def imbalance(costs: np.ndarray, assigned: np.ndarray) -> float:
     per_micro_batch=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_pack_is_assigned_once_in_equal_counts(ranks, micro_batches, share, per_micro_batch, data):
     packs = ranks * micro_batches * share
     costs = np.array(data.draw(st.lists(COST, min_size=packs, max_size=packs)))
@@ -61,7 +61,7 @@ def test_places_and_costs_of_the_largest_step_fit_into_one_number():
 
 
 @given(ranks=st.integers(2, 6), share=st.integers(1, 6), data=st.data(), per_micro_batch=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ranks_differ_by_one_pack_at_most(ranks, share, data, per_micro_batch):
     costs = np.array(data.draw(st.lists(st.floats(0, 1e6), min_size=ranks * share, max_size=ranks * share)))
     assigned = assign_by_cost(costs, ranks=ranks, micro_batches=1, per_micro_batch=per_micro_batch)
@@ -74,7 +74,7 @@ def test_ranks_differ_by_one_pack_at_most(ranks, share, data, per_micro_batch):
     share=st.integers(2, 4),
     costs=st.lists(st.integers(0, 20), min_size=20, max_size=20),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_exchanges_only_bring_the_most_expensive_rank_down(ranks, share, costs):
     costs = np.array(costs[: ranks * share], dtype=np.float64)
     serpentine = -np.sort(-costs).reshape(share, ranks)

@@ -47,7 +47,7 @@ def epoch_of(plan: BlockedPlan, epoch: int) -> DrawnPacks:
     shuffles_blocks=st.booleans(),
     epoch=st.integers(0, 10**6),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_an_epoch_holds_every_sequence_once_block_by_block_and_finds_it_again(
     lengths: list[int], cuts: list[int], key: int, shuffles_blocks: bool, epoch: int
 ) -> None:

@@ -32,7 +32,7 @@ def largest_deficit_first(weights: tuple[int, ...], count: int) -> np.ndarray:
 @given(weights=WEIGHTS, start=st.integers(0, 2_000))
 @example(weights=[25] * 5 + [5] * 5 + [1] * 5, start=0)
 @example(weights=[999, 1, 1], start=998)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_prefix_is_within_one_draw_of_the_ratio(weights, start):
     mixture = Mixture(weights)
     sources, _ = mixture.draws(0, start + 2 * mixture.period + 3)
@@ -51,7 +51,7 @@ def test_the_measure_catches_an_order_that_misses():
 
 
 @given(weights=WEIGHTS, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_each_source_is_drawn_as_one_stream_however_the_draws_are_cut(weights, data):
     mixture = Mixture(weights)
     stop = 2 * mixture.period + 1
@@ -106,7 +106,7 @@ def test_a_range_of_draws_runs_forward_from_zero(start, stop):
 
 
 @given(weights=WEIGHTS, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_draws_of_a_source_before_any_are_counted(weights, data):
     mixture = Mixture(weights)
     stop = data.draw(st.integers(0, 2 * mixture.period + 1))

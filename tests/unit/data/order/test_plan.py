@@ -69,7 +69,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(lengths=LENGTHS, how=SETTINGS, epoch=st.one_of(st.integers(0, 3), st.integers(0, 10**9)))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_one_epoch_holds_every_sequence_once_in_packs_that_fit(lengths, how, epoch):
     lengths = np.array(lengths)
     plan = plan_of(lengths, **how)
@@ -84,7 +84,7 @@ def test_one_epoch_holds_every_sequence_once_in_packs_that_fit(lengths, how, epo
 
 
 @given(lengths=LENGTHS, how=SETTINGS, data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_pack_is_the_same_however_it_is_drawn(lengths, how, data):
     """In one call over several epochs, in pieces that cross their borders, alone, or in any order."""
     plan = plan_of(np.array(lengths), **how)
@@ -202,7 +202,7 @@ def test_ids_are_of_a_type_that_holds_the_last_one(sequences: int, kind: type):
 
 
 @given(lengths=LENGTHS, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_order_does_not_depend_on_how_the_lengths_come(lengths, data):
     histogram = LengthHistogram.from_lengths(lengths, longest=PACK_LENGTH)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=8)))
@@ -219,7 +219,7 @@ def test_an_index_of_another_size_is_not_filled():
 
 
 @given(lengths=LENGTHS, kind=st.sampled_from([np.uint8, np.int32, np.int64, np.uint64]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sequences_are_sorted_by_length_and_then_by_id(lengths, kind):
     histogram = LengthHistogram.from_lengths(lengths, longest=PACK_LENGTH)
     given_lengths = np.array(lengths, dtype=kind)

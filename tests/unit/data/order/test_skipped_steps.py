@@ -14,7 +14,7 @@ def as_set(steps: SkippedSteps) -> set[int]:
 
 
 @given(one=ENTRIES, other=ENTRIES, start=st.integers(0, 30), stop=st.integers(0, 30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_stretches_are_what_sets_of_numbers_are(one, other, start, stop):
     skipped, rest = SkippedSteps.named(one), SkippedSteps.named(other)
     named = {entry for entry in one if isinstance(entry, int)}

@@ -42,7 +42,7 @@ def drawn(order: StagedOrder, steps: int) -> list[tuple[int, int, int, int]]:
 
 
 @given(stages=staged())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_each_source_is_read_as_one_stream(stages: Drawn):
     order = StagedOrder(stages_of(stages))
     found = drawn(order, STEPS)
@@ -62,7 +62,7 @@ def test_each_source_is_read_as_one_stream(stages: Drawn):
 
 
 @given(stages=staged(), epoch=st.integers(1, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_read_is_whole_epochs_of_each_source_and_the_beginning_of_one(stages: Drawn, epoch: int):
     """Compares multisets: pack `position % epoch` of each source, whatever the stages drew of it before."""
     found = drawn(StagedOrder(stages_of(stages)), STEPS)
@@ -73,7 +73,7 @@ def test_what_is_read_is_whole_epochs_of_each_source_and_the_beginning_of_one(st
 
 
 @given(stages=staged())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_stage_draws_by_the_mixture_of_its_sources_alone(stages: Drawn):
     order, whole = StagedOrder(stages_of(stages)), stages_of(stages)
     # A mixture goes on through stages of the same ratio.
@@ -98,7 +98,7 @@ def test_only_another_ratio_moves_a_draw():
 
 
 @given(stages=staged(), later=staged())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_step_depends_on_a_later_stage(stages: Drawn, later: Drawn):
     """Not on one that is added, nor on one that is left out, nor on sources that join in one."""
     border, old = stages[-1][0] + 2, len(stages[0][1])

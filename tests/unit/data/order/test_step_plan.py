@@ -95,7 +95,7 @@ def test_each_source_is_a_continuous_stream_with_each_sequence_once_an_epoch() -
 
 
 @given(step=st.integers(0, 10**9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_counts_are_those_of_the_packs(step: int) -> None:
     plan = planner(2, 2).plan(step)
     assert plan.counts.packs == PACKS_PER_STEP

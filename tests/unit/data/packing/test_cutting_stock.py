@@ -37,7 +37,7 @@ def greatest_worth(certificate: Certificate, counts: list[int], pack_length: int
 
 
 @given(counts=counts_of_some_lengths(14, 10**10), more=st.integers(0, 6), limit=st.none() | st.integers(1, 6))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_pack_is_worth_more_than_the_certificate_says_and_the_bound_follows(counts, more, limit):
     pack_length = len(counts) + more
     packing = cut(counts, pack_length, limit)
@@ -51,7 +51,7 @@ def test_no_pack_is_worth_more_than_the_certificate_says_and_the_bound_follows(c
 
 
 @given(counts=counts_of_some_lengths(14, 10**7), more=st.integers(0, 6), limit=st.none() | st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_never_more_packs_than_longest_pack_first_nor_a_bound_below_the_tokens(counts, more, limit):
     pack_length = len(counts) + more
     packing = cut(counts, pack_length, limit)
@@ -61,7 +61,7 @@ def test_never_more_packs_than_longest_pack_first_nor_a_bound_below_the_tokens(c
 
 
 @given(counts=counts_of_some_lengths(8, 3).filter(lambda counts: sum(counts) <= 7), limit=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_bound_is_below_the_best_that_trying_all_finds(counts, limit):
     lengths = [index + 1 for index, count in enumerate(counts) for _ in range(count)]
     pack_length = max(len(counts), 8)

@@ -53,7 +53,7 @@ def problems(draw: st.DrawFn) -> tuple[list[int], int, int]:
 
 @every_way
 @given(problem=problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_sequence_is_placed_once_within_the_limits(packer, problem):
     _, _, depth = problem
     packing = packed(packer, *problem)
@@ -63,7 +63,7 @@ def test_every_sequence_is_placed_once_within_the_limits(packer, problem):
 
 @pytest.mark.parametrize("packer", [least_squares, least_squares_padding])
 @given(problem=problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_best_fit_never_takes_more_packs_for_the_leftovers(packer, problem):
     paper, best_fit = (packed(partial(packer, leftovers=way), *problem).packs for way in ("paper", "best_fit"))
     assert best_fit <= paper

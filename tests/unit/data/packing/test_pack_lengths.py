@@ -9,7 +9,7 @@ from evenpack.data.packing import pack_lengths
 from evenpack.errors import PackingError
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60),
     algorithm=st.sampled_from(["auto", "longest_pack_first", "next_fit", "none"]),

@@ -100,7 +100,7 @@ def placed(packing: Packing, limit: int | None) -> list[int]:
 
 @pytest.mark.parametrize("algorithm", BILLIONS)
 @given(problem=problems())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_sequence_is_placed_once_within_the_limits(algorithm, problem):
     histogram, pack_length, limit = problem
     packing = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
@@ -118,7 +118,7 @@ def small_problems(draw: st.DrawFn) -> tuple[LengthHistogram, int, int]:
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 @given(problem=small_problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_algorithm_places_each_sequence_once_and_keeps_its_proven_bound(algorithm, problem):
     histogram, pack_length, limit = problem
     packing = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
@@ -132,7 +132,7 @@ def test_every_algorithm_places_each_sequence_once_and_keeps_its_proven_bound(al
 
 @pytest.mark.parametrize("algorithm", PACKERS)
 @given(problem=problems(), factor=st.integers(100, 700))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_scaled_lengths_are_packed_as_the_lengths_themselves(algorithm, problem, factor):
     """Rooms of many thousand slots are found as those of a few."""
     histogram, pack_length, limit = problem
@@ -199,7 +199,7 @@ def test_a_histogram_longer_than_the_packs_of_its_strategies_is_refused():
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=200))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @pytest.mark.parametrize("kind", [list, np.int32, np.uint16, np.int64, np.float64])
 def test_a_histogram_counts_each_length(kind, lengths):
     given_lengths = lengths if kind is list else np.array(lengths, dtype=kind)
@@ -228,7 +228,7 @@ def test_a_wrong_length_is_named_with_its_place(lengths, message):
 
 
 @given(data=st.data(), wrong=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_lengths_are_counted_alike_however_they_come(data, wrong):
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=50))
     place = data.draw(st.integers(0, len(lengths) - 1))

@@ -76,7 +76,7 @@ def checked(used: Mapping[tuple[int, ...], int], lengths: list[int], pack_length
     separators=st.integers(0, 2),
     block=st.integers(1, 60) | st.just(baselines._BLOCK),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_next_fit_is_the_naive_one_on_the_shuffled_sequences(problem, seed, separators, block):
     lengths, pack_length, limit = problem
     arrivals = np.sort(np.array(lengths, dtype=np.uint8))
@@ -92,7 +92,7 @@ def test_next_fit_is_the_naive_one_on_the_shuffled_sequences(problem, seed, sepa
 
 
 @given(problem=problems())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_first_fit_decreasing_is_the_naive_one_over_single_sequences(problem):
     lengths, pack_length, limit = problem
     used = first_fit_decreasing(histogram_of(lengths), pack_length, limit)
@@ -101,7 +101,7 @@ def test_first_fit_decreasing_is_the_naive_one_over_single_sequences(problem):
 
 
 @given(problem=problems(), batch_size=st.integers(1, 50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sorted_batches_are_padded_to_their_longest_sequence(problem, batch_size):
     lengths = sorted(problem[0])
     batches = [lengths[start : start + batch_size] for start in range(0, len(lengths), batch_size)]
@@ -112,7 +112,7 @@ def test_sorted_batches_are_padded_to_their_longest_sequence(problem, batch_size
 
 
 @given(problem=problems(), share=st.floats(0, 1), seed=st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_sample_has_the_requested_number_and_no_sequence_twice(problem, share, seed):
     histogram = histogram_of(problem[0])
     number = max(1, round(share * histogram.sequences))

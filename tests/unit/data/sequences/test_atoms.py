@@ -120,7 +120,7 @@ recipes = st.builds(
 
 
 @given(recipe=recipes, ids=splits, data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_rows_are_what_plain_loops_give(
     token_file: TokenFile, recipe: ConcatRecipe | PaddingRecipe, ids: np.ndarray, data: st.DataObject
 ) -> None:
@@ -168,7 +168,7 @@ def segments_of(row: Row, documents: list[list[int]], *, isolate: bool) -> list[
 
 
 @given(size=st.sampled_from(SIZES), earlier=st.booleans(), kind=st.sampled_from(["concat", "padding"]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_token_is_in_one_row_once(token_file: TokenFile, size: tuple[int, int], earlier: bool, kind: str) -> None:
     recipe = (
         concat_recipe(*size) if kind == "concat" else padding_recipe(*size, pad_tails_to="atom" if earlier else "row")

@@ -75,7 +75,7 @@ def test_the_count_is_a_function_of_the_length_as_in_berts_data() -> None:
 
 @pytest.mark.parametrize("whole_words", [False, True])
 @given(lengths=st.lists(st.integers(5, 70), max_size=12), seed=st.integers(0, 1000), share=st.floats(0.01, 1.0))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_masks_are_on_ordinary_tokens_and_the_rest_is_as_it_was(
     whole_words: bool, lengths: list[int], seed: int, share: float
 ) -> None:

@@ -147,7 +147,7 @@ corpora = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=12), min_si
     chances=st.tuples(st.sampled_from([0.0, 0.1, 0.6, 1.0]), st.sampled_from([0.0, 0.5, 1.0])),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_all_documents_at_once_give_what_a_loop_over_each_gives(
     any_file: TokenFile, documents: list[list[int]], longest: int, chances: tuple[float, float], data: st.DataObject
 ) -> None:
@@ -170,7 +170,7 @@ def test_all_documents_at_once_give_what_a_loop_over_each_gives(
 
 
 @given(documents=corpora, seed=st.integers(0, 1000))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_without_cuts_each_sentence_is_used_once_and_none_is_split(
     any_file: TokenFile, documents: list[list[int]], seed: int
 ) -> None:

@@ -92,7 +92,7 @@ splits = st.sets(st.integers(0, len(LENGTHS) - 1)).map(lambda ids: np.array(sort
 
 
 @given(recipe=recipes, split=splits, data=st.data())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_a_view_gives_what_plain_loops_give(
     token_file: TokenFile, recipe: Recipe, split: np.ndarray, data: st.DataObject
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_view_gives_what_plain_loops_give(
 
 
 @given(recipe=recipes, split=splits)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_token_is_in_one_sequence_once_or_counted_as_cut_or_dropped(
     token_file: TokenFile, recipe: Recipe, split: np.ndarray
 ) -> None:
@@ -146,7 +146,7 @@ def test_every_token_is_in_one_sequence_once_or_counted_as_cut_or_dropped(
 
 
 @given(recipe=recipes, split=splits, data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_lengths_are_given_for_any_range_of_sequences(
     token_file: TokenFile, recipe: Recipe, split: np.ndarray, data: st.DataObject
 ) -> None:

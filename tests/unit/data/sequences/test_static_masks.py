@@ -127,7 +127,7 @@ def test_the_masks_of_these_tests_are_no_function_of_the_length() -> None:
     division=st.sampled_from([(1, 1), (1, 4), (2, 2), (4, 1), (2, 4)]),
     step=st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_batch_holds_what_is_stored_and_the_plan_counts_it(
     *, seed: int, layout: Layout, reduction: str, division: tuple[int, int], step: int
 ) -> None:

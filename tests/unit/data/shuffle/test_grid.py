@@ -44,7 +44,7 @@ def test_a_grid_that_is_requested_and_breaks_the_limit_is_refused(asked: str) ->
 
 
 @given(sequences=st.integers(0, 300), rows=st.integers(1, 12), seed=st.integers(0, 2**63 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_column_is_permuted_and_cut_into_a_shard_for_each_row(sequences: int, rows: int, seed: int) -> None:
     grid = Grid(rows=rows, columns=3, seed=seed)
     assert sorted(grid.column_order(1, sequences).tolist()) == list(range(sequences))
@@ -66,7 +66,7 @@ def test_rows_columns_and_seeds_have_orders_of_their_own() -> None:
     parts=st.integers(1, 10),
     chunk=st.integers(1, 30),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_parts_follow_one_another_and_differ_by_a_sequence_at_most(lengths: list[int], parts: int, chunk: int) -> None:
     array = np.array(lengths)
     arrays = [array[start : start + chunk] for start in range(0, len(array), chunk)]

@@ -162,7 +162,7 @@ def test_jsonl_may_be_cut_at_any_byte(tmp_path: Path, content: bytes) -> None:
 @given(
     lines=st.lists(st.sampled_from(["", " ", "a", "zwölf", "  😀", "\ufeffb", "c \t", "\u3000", "d\re"]), max_size=12)
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_text_may_be_cut_between_any_documents(
     tmp_path_factory: pytest.TempPathFactory, piece_bytes: int, separator: str, lines: list[str]
 ) -> None:

@@ -204,7 +204,7 @@ def test_a_file_that_is_cut_foreign_or_inconsistent_is_refused_with_the_finding(
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_gather_copies_what_slicing_would(numbers: TokenFile, data: st.DataObject) -> None:
     slices = data.draw(
         st.lists(
