@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import hypothesis
 import pytest
 
 # Small tensors gain nothing from threads, and several test processes share the cores. Before torch is imported.
@@ -18,10 +17,6 @@ from forked_ranks import preload
 
 # Ranks that tests start check shapes and types, too; many import pytest.
 preload("checked_types", "pytest", "checked_ranks")
-
-# Examples are timed by no test: on a busy machine any of them may take long.
-hypothesis.settings.register_profile("evenpack", deadline=None)
-hypothesis.settings.load_profile("evenpack")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from drawn_figures import drawn  # noqa: F401  # a fixture
+from hypothesis import settings
 from prepared_files import sentences, two_sources, write_jsonl
 
 from evenpack.data.prepare import tokenising
@@ -19,6 +20,10 @@ from evenpack.data.tokens import writer
 
 if TYPE_CHECKING:
     from evenpack.engine.world.distributed import World
+
+# No test times its examples: on a busy machine any of them may take long.
+settings.register_profile("evenpack", deadline=None)
+settings.load_profile("evenpack")
 
 
 @pytest.fixture(scope="session")
