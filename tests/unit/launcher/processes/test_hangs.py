@@ -356,6 +356,11 @@ def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
     fourth = folder.read_status(3)
     assert fourth is not None
     assert (fourth.black_box, fourth.beats) == (None, 4), "all ranks may freeze before the next one is due"
+    doing.begin_black_box("compiling")
+    heartbeat.keep_up()
+    fifth = folder.read_status(3)
+    assert fifth is not None
+    assert (fifth.black_box, fifth.beats) == ("compiling", 5)
     assert RankFolder(tmp_path, "earlier").read_status(3) is None
     assert folder.read_status(4) is None
 
