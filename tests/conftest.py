@@ -13,7 +13,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import checked_types  # before anything of evenpack
-from forked_ranks import preload
+from forked_ranks import preload, share_fork_server
 
 # Ranks that tests start check shapes and types, too; many import pytest.
 preload("checked_types", "pytest", "checked_ranks")
@@ -23,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hides a machine's GPUs from all tests but those of `-m gpu`, so that they compute the same on every machine."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if getattr(config.option, "numprocesses", None):  # the process that starts those of pytest-xdist
+        share_fork_server()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -142,6 +142,7 @@ def trained(prepared: dict[str, RunConfig]) -> dict[str, RunConfig]:
 TIMES = ("seconds", "per_second", "ranks", "mfu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_a_stopped_run_of_sequences_resumes_bit_for_bit(trained: dict[str, RunConfig], name: str) -> None:
     straight, stopped = (trained[f"{kind} {name}"] for kind in ("straight", "stopped"))
@@ -158,6 +159,7 @@ def test_a_stopped_run_of_sequences_resumes_bit_for_bit(trained: dict[str, RunCo
     assert all(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
 
 
+@pytest.mark.slow
 def test_ranks_gather_what_they_did_since_the_last_gather(trained: dict[str, RunConfig]) -> None:
     found = records(trained["straight bert"])
     assert ["ranks" in record for record in found] == [False, False, True, True], "every third step, and at the end"

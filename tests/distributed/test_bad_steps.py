@@ -1,11 +1,14 @@
 """Steps that are not finite: the run ends, or leaves them out as if the run file named them; and what is written."""
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from forked_ranks import run_ranks
+from slow_cases import slow_but
 from tiny_training import are_equal, changed, checkpoints, never, numbered_lines, prepare_run, records, saved_everything
 
 from evenpack.engine import engine as engine_module
@@ -24,16 +27,31 @@ STAGES = (0, 1, 3)
 """ZeRO 2 checks the norm by the same code as 1, and has no norms of single ranks, as 3."""
 
 
+Trained = tuple[dict[str, RunConfig], dict[str, str]]
+"""Runs by name, and the errors of those that end with one."""
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunConfig], dict[str, str]]:
-    """Returns the runs by name, and the errors of those that end with one."""
-    folder = tmp_path_factory.mktemp("bad_steps")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Trains at ZeRO 1 all that a run may do about such steps."""
+    others = {"stopped": {}, "spike": {"report_spikes_above": 10.0}}
+    skipping = {name: {"on_nan": "skip"} for name in ("in_a_row", "interrupted")}
+    return trained_at([1], others | skipping, tmp_path_factory.mktemp("bad_steps"))
+
+
+@pytest.fixture(scope="module")
+def trained_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Trains at the other stages what skips such steps, and what leaves them out."""
+    return trained_at([stage for stage in STAGES if stage != 1], {}, tmp_path_factory.mktemp("bad_steps_elsewhere"))
+
+
+def trained_at(stages: Iterable[int], others: dict[str, dict[str, Any]], folder: Path) -> Trained:
     texts = {"lines": numbered_lines()}
     config = prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=1, keep_checkpoints=STEPS)
-    trainings = {f"named_{stage}": (stage, {"skip_steps": [BAD]}) for stage in STAGES}
-    trainings |= {f"left_out_{stage}": (stage, {"on_nan": "skip"}) for stage in STAGES}
-    trainings |= {"stopped": (1, {}), "spike": (1, {"report_spikes_above": 10.0})}
-    trainings |= dict.fromkeys(("in_a_row", "interrupted"), (1, {"on_nan": "skip"}))
+    trainings: dict[str, tuple[int, dict[str, Any]]] = {name: (1, training) for name, training in others.items()}
+    for stage in stages:
+        trainings[f"named_{stage}"] = (stage, {"skip_steps": [BAD]})
+        trainings[f"left_out_{stage}"] = (stage, {"on_nan": "skip"})
     runs = {
         name: changed(
             config,
@@ -47,6 +65,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunConf
     errors = run_ranks(train_all, 2, runs)
     assert errors[0] == errors[1]
     return runs, errors[0]
+
+
+@pytest.fixture
+def trained_here(stage: int, request: pytest.FixtureRequest) -> Trained:
+    """Returns the runs at this stage."""
+    found: Trained = request.getfixturevalue("trained" if stage == 1 else "trained_elsewhere")
+    return found
 
 
 def train_all(world: World, runs: dict[str, RunConfig]) -> dict[str, str]:
@@ -86,11 +111,9 @@ def report(config: RunConfig, step: int = BAD) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_step_that_is_left_out_is_one_that_the_run_file_skips(
-    trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int
-) -> None:
-    runs, errors = trained
+@pytest.mark.parametrize("stage", slow_but([1], STAGES))
+def test_a_step_that_is_left_out_is_one_that_the_run_file_skips(trained_here: Trained, stage: int) -> None:
+    runs, errors = trained_here
     named, left_out = runs[f"named_{stage}"], runs[f"left_out_{stage}"]
     assert f"left_out_{stage}" not in errors
     for step in (BAD, STEPS):
@@ -107,11 +130,9 @@ def test_a_step_that_is_left_out_is_one_that_the_run_file_skips(
     assert (summary["skipped"]["steps"], summary["skipped"]["not_finite"]) == (1, 1)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_report_has_each_ranks_norm_and_the_documents(
-    trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int
-) -> None:
-    runs, _ = trained
+@pytest.mark.parametrize("stage", slow_but([1], STAGES))
+def test_the_report_has_each_ranks_norm_and_the_documents(trained_here: Trained, stage: int) -> None:
+    runs, _ = trained_here
     found = report(runs[f"left_out_{stage}"])
     assert (found["reason"], found["goes_on"], found["loss"]) == ("not finite", True, "nan")
     good, bad = found["ranks"]
@@ -127,7 +148,7 @@ def test_the_report_has_each_ranks_norm_and_the_documents(
     assert all(part["tokens"] > 0 for one in placed for part in one["parts"])
 
 
-def test_a_run_ends_at_such_a_step_unless_told_otherwise(trained: tuple[dict[str, RunConfig], dict[str, str]]) -> None:
+def test_a_run_ends_at_such_a_step_unless_told_otherwise(trained: Trained) -> None:
     runs, errors = trained
     message, output_dir = errors["stopped"], runs["stopped"].run.output_dir
     assert message.startswith(f"step {BAD}: loss nan, gradient norm ")
@@ -139,7 +160,7 @@ def test_a_run_ends_at_such_a_step_unless_told_otherwise(trained: tuple[dict[str
 
 
 def test_too_many_in_a_row_end_the_run_and_a_finite_one_begins_the_count_again(
-    trained: tuple[dict[str, RunConfig], dict[str, str]],
+    trained: Trained,
 ) -> None:
     runs, errors = trained
     assert errors["in_a_row"].startswith("step 4: loss nan")
@@ -150,7 +171,7 @@ def test_too_many_in_a_row_end_the_run_and_a_finite_one_begins_the_count_again(
     assert all(report(runs["interrupted"], step)["goes_on"] for step in (1, 2, 4, 5))
 
 
-def test_a_spike_is_reported_and_trained_on(trained: tuple[dict[str, RunConfig], dict[str, str]]) -> None:
+def test_a_spike_is_reported_and_trained_on(trained: Trained) -> None:
     config = trained[0]["spike"]
     assert [path.name for path in (config.run.output_dir / "bad_steps").iterdir()] == [f"step_{BAD:06d}.json"]
     found = report(config)

@@ -65,7 +65,7 @@ def run_script(name: str, folder: Path, ranks: int, steps: int, dies_at: int | N
 def _run(name: str, environment: dict[str, str], folder: Path, steps: int, dies_at: int | None) -> None:
     import deepspeed
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False  # it would be compiled first
     os.environ.update(environment)
     gradients: list[torch.Tensor] = []
 

@@ -90,6 +90,7 @@ def measure(world: World, expected: dict[float | None, np.ndarray]) -> list[tupl
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", slow_but([2], [1, 2, 4]))
 def test_ten_steps_of_muon_are_those_of_one_plain_process(ranks: int) -> None:
     for reports in run_ranks(measure, ranks, {clipping: train_alone(clipping) for clipping in (None, 0.05)}):

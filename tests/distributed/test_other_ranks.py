@@ -94,6 +94,7 @@ def test_a_run_goes_on_with_one_rank_instead_of_two_and_at_other_stages(whole: R
         require_same(whole, config)
 
 
+@pytest.mark.slow
 def test_muon_goes_on_with_other_ranks(whole: RunConfig) -> None:
     """Its state has another name than the others' and is in no conversion: ZeRO 0 takes checkpoints as they are."""
     folder = whole.run.output_dir.parent

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from forked_ranks import RanksFailed, run_ranks
 from run_files import prepared, run_config, run_values, text_sources
-from slow_cases import slow_but
 from tiny_training import are_equal, beside, changed, exact, never, numbered_lines, records, refusal, saved_everything
 
 from evenpack.engine import train
@@ -89,7 +88,8 @@ def whole(config: RunConfig) -> RunConfig:
     return run
 
 
-@pytest.mark.parametrize("place", slow_but(["border 1"], KILLS))
+@pytest.mark.slow
+@pytest.mark.parametrize("place", KILLS)
 def test_a_run_killed_around_a_border_is_the_one_that_was_not(whole: RunConfig, place: str):
     run = beside(whole, f"killed_{place.replace(' ', '_')}")
     killed(run, 2, place)
@@ -100,6 +100,7 @@ def test_a_run_killed_around_a_border_is_the_one_that_was_not(whole: RunConfig, 
     assert are_equal(saved_everything(run, STEPS), saved_everything(whole, STEPS))
 
 
+@pytest.mark.slow
 def test_what_the_ranks_trained_on_is_what_where_returns(whole: RunConfig):
     run, where, resolved = whole, open_where(whole), open_run(whole)
     seen: dict[str, Counter[tuple[int, int, int]]] = {"lines": Counter(), "words": Counter()}

@@ -24,6 +24,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
+@pytest.mark.slow
 def test_ranks_layouts_and_resume_leave_the_step_as_it_is(config: RunConfig) -> None:
     without_dropout = {"model": {"dropout": 0.0}}
     one = beside(config, "one", **without_dropout)

@@ -87,6 +87,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, warnings
 
 
+@pytest.mark.slow
 def test_every_key_that_runs_write_is_documented_and_none_other(trained: tuple[Path, list[str]]) -> None:
     folder, _ = trained
     logs = [read_metrics(folder / name / "metrics.jsonl") for name in ("tracked", "padded", "bert")]
@@ -101,6 +102,7 @@ def test_every_key_that_runs_write_is_documented_and_none_other(trained: tuple[P
     assert not written & elsewhere
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_warned_of_once_and_the_run_and_the_others_continue(
     trained: tuple[Path, list[str]],
 ) -> None:

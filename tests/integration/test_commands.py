@@ -5,13 +5,10 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from forked_ranks import run_ranks
-from run_files import changed
+from command_line import Done
 from small_run import (
     COMMAND,
     HANGS_SECONDS,
@@ -21,12 +18,8 @@ from small_run import (
     evenpack_process,
     losses,
     metrics,
-    train_on,
     write_run,
 )
-
-from evenpack.config import load_run_file
-from evenpack.engine.config import RunConfig
 
 
 @pytest.fixture(scope="module")
@@ -37,43 +30,10 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """Trains a run on two ranks whose second rank is killed, and starts the same command again."""
-
-    killed_code: int
-    killed_text: str
-    done_at_kill: int
-    """Steps."""
-    value: dict[str, Any]
-    """What `--json` printed at the end."""
-    messages: str
-
-
 @pytest.fixture(scope="module")
-def trained(run_file: Path) -> Trained:
-    output = run_file.parent / "out"
-    process = subprocess.Popen(
-        [*COMMAND, "train", "--cpu-ranks", "2", str(run_file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    wait_for_step(process, output, 5)
-    os.kill(rank_process(output, 1), signal.SIGKILL)
-    text, _ = process.communicate(timeout=HANGS_SECONDS)
-    done_at_kill = len(metrics(output))
-    with (output / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "lo')  # a torn line, as a kill in the middle of writing leaves it
-    done = evenpack_process("train", run_file, options=["--cpu-ranks", "2", "--json"])
-    return Trained(
-        killed_code=process.returncode,
-        killed_text=text,
-        done_at_kill=done_at_kill,
-        value=json.loads(done.stdout),
-        messages=done.stderr,
-    )
+def trained(run_file: Path) -> Done:
+    """Returns what the command said that trained the run on two ranks."""
+    return evenpack_process("train", run_file, options=["--cpu-ranks", "2", "--json"])
 
 
 def wait_for_step(process: "subprocess.Popen[str]", output: Path, step: int) -> None:
@@ -89,24 +49,40 @@ def rank_process(output: Path, rank: int) -> int:
     return int(json.loads(status.read_text())["process"]["pid"])
 
 
-def test_a_killed_rank_ends_the_run_by_name(trained: Trained) -> None:
-    assert trained.killed_code not in (0, 75)
-    assert "rank 1" in trained.killed_text
-    assert 5 <= trained.done_at_kill < STEPS, "a run that was through would have nothing to go on with"
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_by_name_and_the_next_start_resumes_bit_for_bit(
+    run_file: Path, trained: Done, tmp_path: Path
+) -> None:
+    output = tmp_path / "killed"
+    elsewhere = f"run.output_dir={output}"
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--cpu-ranks", "2", str(run_file), elsewhere],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    wait_for_step(process, output, 5)
+    os.kill(rank_process(output, 1), signal.SIGKILL)
+    text, _ = process.communicate(timeout=HANGS_SECONDS)
+    assert process.returncode not in (0, 75)
+    assert "rank 1" in text
+    assert 5 <= len(metrics(output)) < STEPS, "a run that was through would have nothing to go on with"
+    with (output / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # a torn line, as a kill in the middle of writing leaves it
+    evenpack_process("train", run_file, elsewhere, options=["--cpu-ranks", "2"])
+    assert_same_run(output, run_file.parent / "out")
+    value = json.loads(evenpack("report", run_file, elsewhere, options=["--json", "--output", str(tmp_path)]).stdout)
+    assert "went on after step" in value["notes"][0], "it was stopped, and started again"
 
 
-def test_the_next_start_resumes_bit_for_bit(run_file: Path, trained: Trained) -> None:
-    straight = changed(load_run_file(run_file, RunConfig), run={"output_dir": run_file.parent / "straight"})
-    run_ranks(train_on, 2, straight)
-    assert_same_run(run_file.parent / "out", straight.run.output_dir)
-
-
-def test_train_ends_with_the_numbers_of_the_run(run_file: Path, trained: Trained) -> None:
-    report, output = trained.value["report"], run_file.parent / "out"
-    assert f"step {STEPS}/{STEPS}" in trained.messages
+def test_train_ends_with_the_numbers_of_the_run(run_file: Path, trained: Done) -> None:
+    value, output = json.loads(trained.stdout), run_file.parent / "out"
+    report = value["report"]
+    assert f"step {STEPS}/{STEPS}" in trained.stderr
     for begun in ("importing torch and DeepSpeed, then joining 2 ranks\n", "2 ranks joined; opening the data"):
-        assert trained.messages.count(begun) == 1
-    assert (trained.value["state"], report["step"]) == ("finished", STEPS)
+        assert trained.stderr.count(begun) == 1
+    assert (value["state"], report["step"]) == ("finished", STEPS)
     assert 0.9 < report["packing_efficiency"] <= 1
     assert report["packing_factor"] > 1
     assert report["last_loss"] == losses(output)[-1] < report["first_loss"]
@@ -117,24 +93,23 @@ def test_train_ends_with_the_numbers_of_the_run(run_file: Path, trained: Trained
     ] * 2
 
 
-def test_report_takes_a_run_file_or_a_folder_and_draws_it(run_file: Path, trained: Trained, tmp_path: Path) -> None:
+def test_report_takes_a_run_file_or_a_folder_and_draws_it(run_file: Path, trained: Done, tmp_path: Path) -> None:
     value = json.loads(evenpack("report", run_file, options=["--json", "--output", str(tmp_path)]).stdout)
     assert [(row["run"], row["steps"]) for row in value["runs"]] == [("small", str(STEPS))]
     assert value["figure"] == str(tmp_path / "report.png")
     assert Path(value["figure"]).read_bytes().startswith(b"\x89PNG")
-    assert "went on after step" in value["notes"][0], "it was stopped, and started again"
     done = evenpack("report", run_file.parent / "data", expected=2)
     assert "data holds no metrics.jsonl" in done.stderr
 
 
-def test_evaluate_finds_the_losses_that_training_has_seen(run_file: Path, trained: Trained) -> None:
+def test_evaluate_finds_the_losses_that_training_has_seen(run_file: Path, trained: Done) -> None:
     values = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)
     assert values["step"] == STEPS
-    for source, found in trained.value["report"]["validation"].items():
+    for source, found in json.loads(trained.stdout)["report"]["validation"].items():
         assert values["sources"][source]["loss"] == pytest.approx(found["loss"], rel=1e-5)
 
 
-def test_transformers_loads_what_export_writes(run_file: Path, trained: Trained) -> None:
+def test_transformers_loads_what_export_writes(run_file: Path, trained: Done) -> None:
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     directory = run_file.parent / "exported"

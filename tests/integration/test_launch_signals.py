@@ -174,6 +174,7 @@ def test_a_run_goes_on_when_the_shell_has_ended_that_started_its_launcher(fake_r
     assert fake_run.status(0)["state"] == "stopped"
 
 
+@pytest.mark.slow
 @training("loop")
 def test_plain_deepspeed_stops_in_order_and_leaves_no_orphan_when_terminated(fake_run: FakeRun) -> None:
     command = ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--module", "fake_worker", str(fake_run.run_file)]

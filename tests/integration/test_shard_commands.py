@@ -144,6 +144,7 @@ def test_what_cannot_be_picked_is_refused(run_file: Path, tmp_path: Path) -> Non
     assert "is not a file, a folder with" in evenpack("shards pick", tmp_path / "none", "eval.hdf5", expected=2).stderr
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arrays = {name: np.concatenate([array] * 51) for name, array in fixed_arrays(random_rows(200, seed=7)).items()}

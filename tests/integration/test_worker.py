@@ -55,6 +55,7 @@ def test_a_signal_to_one_rank_stops_all_after_saving(fake_run: FakeRun, number: 
     assert int(fake_run.wait_for("saved")) == fake_run.status(0)["step"] == fake_run.status(1)["step"]
 
 
+@pytest.mark.slow
 @training("loop")
 def test_a_second_run_leaves_the_files_of_the_first_as_they_are(fake_run: FakeRun) -> None:
     first = fake_run.start_ranks(2, "training.steps=10000", meets=True)
@@ -114,6 +115,7 @@ def test_a_rank_that_waits_for_the_output_directory_has_not_started(fake_run: Fa
     assert exit_codes([rank]) == [0]
 
 
+@pytest.mark.slow
 @training("loop")
 def test_ranks_that_wait_for_the_output_directory_hear_a_signal(fake_run: FakeRun) -> None:
     with held_output_dir(fake_run.output_dir):
@@ -362,6 +364,7 @@ def test_a_rank_without_a_launcher_outlives_the_shell_that_has_started_it(fake_r
     wait_until(lambda: not fake_run.living(), "the end of the rank")
 
 
+@pytest.mark.slow
 @training("finish")
 def test_a_run_file_with_a_wrong_key_is_refused_by_the_first_rank_of_each_machine(fake_run: FakeRun) -> None:
     fake_run.run_file.write_text(fake_run.run_file.read_text() + "optimiser: {}\n")
@@ -369,6 +372,7 @@ def test_a_run_file_with_a_wrong_key_is_refused_by_the_first_rank_of_each_machin
     assert fake_run.errors().count("did you mean 'optimizer'") == 1
 
 
+@pytest.mark.slow
 @training("hang")
 def test_ranks_with_different_output_directories_are_named_with_them(fake_run: FakeRun) -> None:
     elsewhere = fake_run.folder / "elsewhere"
@@ -388,6 +392,7 @@ def test_an_output_directory_that_cannot_be_made_is_an_error_of_the_user(fake_ru
     assert "Traceback" not in fake_run.errors()
 
 
+@pytest.mark.slow
 @training("finish")
 def test_torchrun_starts_ranks_too(fake_run: FakeRun) -> None:
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(HERE / "fake_worker.py")]

@@ -55,6 +55,7 @@ def test_what_does_not_apply_is_said(mutation: Mutation, problem: str | None, tm
     assert found == problem if problem is None else str(found).startswith(problem)
 
 
+@pytest.mark.slow
 def test_a_mutation_is_seen_by_a_test_that_fails_and_the_copy_is_as_before(tmp_path: Path) -> None:
     checkout = small_checkout(tmp_path / "checkout")
     with Copy.of(checkout, imports=["pytest"]) as copy:

@@ -131,7 +131,6 @@ def _joined(world: World) -> Iterator[None]:
         DS_ACCELERATOR="cpu",
     )
     deepspeed = quiet_deepspeed()
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
     warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # DeepSpeed's alignment check
     dist.init_process_group("fake", rank=world.rank, world_size=world.size, store=FakeStore())
     yield

@@ -175,15 +175,12 @@ def joined_world(
     _, size, local_rank = complete_environment(os.environ)
     deepspeed = quiet_deepspeed()
     accelerator = deepspeed.get_accelerator()
-    if accelerator.device_name() == "cpu":
-        # It would first compile a shared-memory collective, 40 s before the first step.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    elif local_rank >= accelerator.device_count():
-        raise RunError(
-            f"local rank {local_rank} of {socket.gethostname()} has no device of its own: that machine shows "
-            f"{accelerator.device_count()}; start at most one rank for each device (slots of the hostfile)"
-        )
-    else:
+    if accelerator.device_name() != "cpu":
+        if local_rank >= accelerator.device_count():
+            raise RunError(
+                f"local rank {local_rank} of {socket.gethostname()} has no device of its own: that machine shows "
+                f"{accelerator.device_count()}; start at most one rank for each device (slots of the hostfile)"
+            )
         accelerator.set_device(local_rank)
         if accelerator.device_name() == "cuda":
             bind_to_cores_of(torch.cuda.get_device_properties(local_rank))
@@ -317,6 +314,10 @@ def quiet_deepspeed() -> ModuleType:
         choose_cpu()  # otherwise each rank warns that it found no other
     import deepspeed
 
+    if deepspeed.get_accelerator().device_name() == "cpu":
+        # It would first compile a shared-memory collective, 40 s before the first step; and to learn whether it can, it
+        # would call the C compiler for every other operation, too, if no answer were there.
+        vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     # DeepSpeed 0.19 still calls the old names under torch 2.13.
     old_names = "all_gather_into_tensor|reduce_scatter_tensor"
     warnings.filterwarnings("ignore", message=f".*({old_names}). is deprecated", category=FutureWarning)

@@ -60,6 +60,7 @@ OF_ANOTHER_TYPE = {
 }
 
 
+@pytest.mark.slow
 def test_arguments_of_another_type_are_refused_in_our_own_words() -> None:
     """In a process of its own: the tests' check of types would refuse them first."""
     script = (

@@ -1185,6 +1185,7 @@ def test_a_loader_says_what_it_is_in_a_line_without_packing(monkeypatch: pytest.
     assert "packs of 64" in shown
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_readme_print_what_it_shows_without_torch() -> None:
     page = (ROOT / "README.md").read_text("utf-8")
     lines, shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]

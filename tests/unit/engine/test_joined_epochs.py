@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_files import changed, pair_run_values, prepared, run_config, run_values, text_sources
+from slow_cases import slow_but
 
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.selection import PackedSource, order_hash
@@ -22,13 +23,16 @@ from evenpack.engine.world.distributed import World
 
 FORMS = ((16, 16), (32, 16), (32, 32), (64, 32), (96, 64))
 """Lengths of packs and of sequences; 96 is no multiple of 64."""
+BASES = ("documents packs", "concat packs", "documents sequences")
 STEPS = 16
 ONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 Tokens = Counter[tuple[int, int]]
 """How often each token comes: (document, offset)."""
 
 
-@pytest.fixture(scope="module", params=["documents packs", "concat packs", "documents sequences"])
+@pytest.fixture(
+    scope="module", params=slow_but(["concat packs"], ["documents packs", "concat packs", "documents sequences"])
+)
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     folder = tmp_path_factory.mktemp("joined")
     recipe, batching = request.param.split()

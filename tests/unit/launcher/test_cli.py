@@ -158,6 +158,7 @@ def test_report_takes_the_overrides_of_a_run_file_and_of_nothing_else(run_file: 
     assert "training.steps=60 replaces a value of a run file, and none is given" in refused
 
 
+@pytest.mark.slow
 def test_lengths_of_a_prepared_run_are_shown_and_drawn(prepared: Path, drawn: list[Figure]) -> None:
     plot = prepared.parent / "figures" / "lengths.png"
     values = evenpack("study", "packing", prepared, "--source", "text", "--plot", plot, "--json").json()
@@ -362,6 +363,7 @@ def test_a_study_compares_pack_lengths_and_recommends(tmp_path: Path) -> None:
     assert "Recommended: data.pack_length=384 " in " ".join(both.stdout.split()), "392 are fuller by less than a point"
 
 
+@pytest.mark.slow
 def test_a_study_can_pack_a_sample(tmp_path: Path, drawn: list[Figure]) -> None:
     arguments = ("study", "packing", "squad_1_1_384", "--depths", "none", "--algorithms", "first_fit_decreasing")
     plot = tmp_path / "sample.png"
@@ -372,6 +374,7 @@ def test_a_study_can_pack_a_sample(tmp_path: Path, drawn: list[Figure]) -> None:
     assert "must have 1 to 88641 sequences, found 100000" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.slow
 def test_lengths_are_held_against_a_published_histogram(tmp_path: Path, drawn: list[Figure]) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("40 200 200 511\n")
@@ -389,6 +392,7 @@ def test_lengths_are_held_against_a_published_histogram(tmp_path: Path, drawn: l
     assert "wikipedia_512" in texts_of(drawn[0]), "both are drawn"
 
 
+@pytest.mark.slow
 def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Path) -> None:
     values = evenpack("study", "packing", prepared, "--json").json()
     file = prepared.parent / "same.json"

@@ -49,6 +49,7 @@ def test_a_number_grows_with_the_size_that_divides_it() -> None:
     assert len(AXES) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("done", "left_out"),
     [

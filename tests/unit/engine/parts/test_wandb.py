@@ -80,6 +80,7 @@ def test_a_run_resumes_under_its_id(tmp_path: Path) -> None:
     assert [one.exit.exit_code for start in starts for one in start if one.HasField("exit")] == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended_at_step", [9, None])
 def test_a_run_that_went_back_or_was_killed_is_a_new_one_with_all_its_steps(
     tmp_path: Path, ended_at_step: int | None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from command_line import Done, evenpack
 from run_files import pair_run_values, text_sources, write_run_file
+from slow_cases import slow_but
 from tiny_run import lone_world
 
 import evenpack as ev
@@ -88,6 +89,9 @@ READERS: dict[str, tuple[Content | None, Reader]] = {
 }
 """What each reader verifies; None: nothing, which it says."""
 
+OTHERS = {"evaluate other text", "study throughput", "Run.evaluate", "Run.batches", "Run.evaluation_batches"}
+"""Those that open the data by the same functions as others."""
+
 
 def outcome(reader: Reader, run: TrainedRun, new: Path, capsys: pytest.CaptureFixture[str]) -> tuple[bool, str]:
     """Returns whether a reader went well, and what it said."""
@@ -119,7 +123,7 @@ def one_bit_of(*paths: Path) -> Iterator[None]:
             path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", slow_but(READERS.keys() - OTHERS, READERS))
 def test_a_reader_names_each_damaged_file_that_it_reads_or_says_that_it_does_not_verify(
     name: str, run: TrainedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def test_freed_buffers_are_reused_without_page_faults_unless_the_user_sets_that(
     assert int(faults) >= 20
 
 
+@pytest.mark.slow
 def test_devices_are_counted_without_torch_only_where_it_is_built_without_gpus() -> None:
     count = "import sys; from evenpack.launcher.processes.devices import cuda_devices; print(cuda_devices())"
     shown = f"{count}; print('torch' in sys.modules); import torch; print(torch.version.cuda or torch.version.hip)"

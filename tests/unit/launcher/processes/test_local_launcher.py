@@ -60,6 +60,7 @@ def test_the_exit_code_is_that_of_the_first_rank_that_did_not_end_well(
     assert launched(tmp_path, LOCAL_LAUNCHER, f"--devices={devices}", "--port=1", ends=ends) == code
 
 
+@pytest.mark.slow
 def test_ranks_have_the_environment_that_deepspeed_gives_them(tmp_path: Path) -> None:
     world = base64.urlsafe_b64encode(json.dumps({"localhost": [4, 6]}).encode()).decode()
     places = {"ours": (LOCAL_LAUNCHER, "--devices=4,6", "--port=1234")}

@@ -29,6 +29,7 @@ def test_devices_are_told_apart_by_their_model(one: str, other: str, same: bool)
     assert is_same_device(one, other) == same
 
 
+@pytest.mark.slow
 def test_a_log_of_another_device_than_the_cost_models_is_warned_of(packed: RunConfig) -> None:
     log_run(packed)
     (warning,) = studied(packed).warnings
@@ -37,6 +38,7 @@ def test_a_log_of_another_device_than_the_cost_models_is_warned_of(packed: RunCo
     assert studied(packed).warnings == ()
 
 
+@pytest.mark.slow
 def test_figures_tell_what_was_measured_from_what_was_estimated(
     packed: RunConfig, padded: RunConfig, tmp_path: Path, drawn: list[Figure]
 ) -> None:

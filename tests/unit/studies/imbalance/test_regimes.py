@@ -113,6 +113,7 @@ def test_what_is_no_step_is_left_out_and_counted() -> None:
     assert first.deviation == pytest.approx(WITHIN * 1000, rel=0.07)
 
 
+@pytest.mark.slow
 def test_the_split_of_the_variance_is_that_of_the_drawn_system() -> None:
     found = forecast_from_regimes(divide(system(10, 20), 250), log_devices=DEVICES, counts=[8])
     assert (found.runs, len(found.regimes)) == (10, 200)
@@ -239,6 +240,7 @@ def test_one_regime_is_forecast_as_draws_of_one_law() -> None:
     assert any("beyond 1,192 devices fewer than 20 logged steps" in warning for warning in found.warnings)
 
 
+@pytest.mark.slow
 def test_one_regime_of_correlated_steps_has_wider_intervals() -> None:
     noise, series = np.random.default_rng(4).normal(size=3000), np.zeros(3000)
     for step in range(1, 3000):

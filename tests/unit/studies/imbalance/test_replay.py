@@ -101,14 +101,11 @@ def trained(
     return seconds
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("by_known_cost")
 @pytest.mark.parametrize(
     "options",
-    [
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"accumulation": 2}, marks=pytest.mark.slow),
-        {"accumulation": 2, "zero_stage": 2},
-    ],
+    [{}, {"accumulation": 2}, {"accumulation": 2, "zero_stage": 2}],
     ids=["one", "two", "two at ZeRO 2"],
 )
 def test_a_step_is_the_slowest_of_the_ranks_that_a_run_would_have(

@@ -58,6 +58,7 @@ def test_one_sequence_a_device_waits_for_the_order_statistic(devices: int) -> No
     assert margin < 0.12 * row.speed_up
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
     found = some_steps({64: 500, 128: 500}, devices=2, batch=1, steps=2400, pieces=48)
     held = sum(row.speed_up_low <= 128 / 112 <= row.speed_up_high for row in found)
@@ -86,6 +87,7 @@ def test_a_padded_row_of_a_bidirectional_model_costs_sequence_and_padding_apart(
     assert found.of(BASELINE)[0].sequences_per_second == pytest.approx(3 * 2 / (3 * (100**2 + 412**2)))
 
 
+@pytest.mark.slow
 def test_the_seconds_are_linear_in_the_cost_model() -> None:
     """If all four weights are scaled, all seconds are; speed-ups do not change."""
     weights = {"constant": 3.0, "per_slot": 1.0, "per_squared_length": 0.002, "per_segment": 5.0, "per_step": 7.0}
@@ -115,6 +117,7 @@ def test_each_term_of_the_cost_model_counts_what_it_says() -> None:
             assert 8 * row.devices / row.sequences_per_second == pytest.approx(seconds), (term, row)
 
 
+@pytest.mark.slow
 def test_zero_two_waits_in_every_micro_batch_and_accumulation_averages_otherwise() -> None:
     counts = {64: 500, 128: 500}
     by_zero = {
