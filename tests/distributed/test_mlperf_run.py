@@ -126,6 +126,7 @@ def test_the_log_has_true_values_and_passes_mlperfs_checker(reached: RunConfig) 
     assert passed, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("division", "passes"), [("closed", False), ("open", True)])
 def test_a_run_that_misses_its_target_passes_as_open_and_is_refused_as_closed(
     tmp_path: Path, division: str, passes: bool

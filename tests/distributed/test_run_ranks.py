@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import deepspeed
 import pytest
 import torch
 from forked_ranks import RanksFailed, preload, run_ranks
@@ -48,6 +49,15 @@ def leave_traces(world: World) -> tuple[int, str | None, str | None, int]:
     before = os.environ.get("A_TRACE")
     os.environ["A_TRACE"] = "left"
     return os.getpid(), before, os.environ.get("OF_THE_CALLER"), torch.get_num_threads()
+
+
+def what_deepspeed_has_probed(world: World) -> dict[str, bool]:
+    found: dict[str, bool] = vars(deepspeed.ops)["__compatible_ops__"]
+    return found
+
+
+def test_joining_on_a_cpu_compiles_nothing_to_learn_what_could_be_compiled() -> None:
+    assert run_ranks(what_deepspeed_has_probed, 1) == [{"deepspeed_shm_comm": False}]
 
 
 def test_ranks_talk_to_each_other_and_results_come_back_in_order() -> None:

@@ -117,7 +117,7 @@ def test_the_estimate_of_memory_is_near_the_traced_peak(results, job):
     assert results[job]["estimated_peak"] == pytest.approx(results[job]["peak_bytes"], rel=MEMORY_ERROR)
 
 
-@pytest.mark.parametrize("job", [*cases(is_estimated), LARGE_BATCH])
+@pytest.mark.parametrize("job", [*cases(is_estimated), pytest.param(LARGE_BATCH, marks=pytest.mark.slow)])
 def test_the_estimate_of_each_phase_is_near_the_traced_one(results, job):
     traced, estimated = results[job]["phase_bytes"], results[job]["estimated_phases"]
     found = {
@@ -129,6 +129,7 @@ def test_the_estimate_of_each_phase_is_near_the_traced_one(results, job):
     assert found == {phase: pytest.approx(traced[phase], rel=PHASE_ERROR) for phase in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [LARGE_BATCH])
 def test_the_estimate_of_memory_is_near_the_traced_peak_of_a_large_micro_batch(results, job):
     assert results[job]["phase_bytes"]["backward"] > results[job]["phase_bytes"]["forward"]
@@ -148,6 +149,7 @@ def test_micro_batches_of_other_numbers_of_segments_need_the_memory_of_the_estim
     assert result["estimated_peak"] == pytest.approx(result["peak_bytes"], rel=PHASE_ERROR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["bert:base+2_layers+16_times+bf16"])
 def test_a_residual_stream_of_16_bits_has_no_faults_and_at_most_the_memory_of_the_estimate(results, job):
     result = results[job]

@@ -42,6 +42,7 @@ def results(path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_rule_is_learnt_far_beyond_what_guessing_gets(trained: Path) -> None:
     found = results(trained)
     for seed in found["seeds"]:

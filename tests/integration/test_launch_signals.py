@@ -100,6 +100,7 @@ def other_checkout(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @training("loop")
 def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(
     fake_run: FakeRun, other_checkout: Path

@@ -59,6 +59,7 @@ def test_files_that_are_opened_later_do_not_take_the_place_of_a_closed_stream(tm
     assert (done.returncode, (tmp_path / "file").read_text()) == (0, "to the file")
 
 
+@pytest.mark.slow
 def test_control_characters_of_a_name_do_not_reach_the_terminal(tmp_path: Path) -> None:
     name = "a\x1b[31mb\x07c\u009bd"
     lost = run(f"$E report $'{name}'", tmp_path)

@@ -72,7 +72,8 @@ def test_a_second_run_leaves_the_files_of_the_first_as_they_are(fake_run: FakeRu
 
 
 @training("loop")
-@pytest.mark.parametrize("machines", slow_but([1], [1, 2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("machines", [1, 2])
 def test_a_rank_that_cannot_read_its_run_file_ends_the_others_with_its_error(fake_run: FakeRun, machines: int) -> None:
     place = {"WORLD_SIZE": "2", "LOCAL_SIZE": str(2 // machines), "MASTER_ADDR": "127.0.0.1"}
     place["MASTER_PORT"] = str(free_port())

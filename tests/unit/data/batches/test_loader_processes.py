@@ -89,6 +89,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_loader_ends_when_its_rank_has_died_before_it_could_watch_it(tmp_path: Path) -> None:
     """Once the rank is gone, another process is the parent of the loader, which torch would watch instead."""
     script, told = tmp_path / "script.py", tmp_path / "loader"
