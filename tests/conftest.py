@@ -13,7 +13,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import checked_types  # before anything of evenpack
-from forked_ranks import preload, share_fork_server
+from forked_ranks import end_fork_server, preload, share_fork_server
 
 # Ranks that tests start check shapes and types, too; many import pytest.
 preload("checked_types", "pytest", "checked_ranks")
@@ -25,6 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if getattr(config.option, "numprocesses", None):  # the process that starts those of pytest-xdist
         share_fork_server()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the fork server at once, also before it has imported everything."""
+    if getattr(config.option, "numprocesses", None):
+        end_fork_server()
 
 
 @pytest.hookimpl(wrapper=True)

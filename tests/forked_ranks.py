@@ -7,7 +7,6 @@ is forked from it: new processes with a state of their own, without those second
 
 import gc
 import importlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -18,14 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.reduction import DupFd
+from typing import Any, TypeVar
 
 from evenpack.errors import EvenpackError
 from evenpack.launch_environment import free_port, without_launcher
 from evenpack.worker_pool import make_sockets_of_short_names
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext
 
 ResultT = TypeVar("ResultT")
 
@@ -40,13 +38,13 @@ _HEAVY = (
 """Modules that ranks import in any case: seconds of CPU time."""
 
 _ADDRESS = "EVENPACK_TESTS_FORK_SERVER"
-"""The variable with the socket of a fork server that several processes share."""
+"""The variable with the process that shares its fork server with its children, and the server's socket."""
 
 _GRACE_SECONDS = 5.0
 """Seconds for the others to report as well once one rank has failed."""
 
 _preloaded: list[str] = []
-_context: "list[ForkServerContext]" = []
+_context: list[ForkServerContext] = []
 """The only context, once it has been started."""
 
 
@@ -104,16 +102,46 @@ def run_ranks(
     return [result for _, result in reports]
 
 
-def fork_context() -> "ForkServerContext":
+class _Output:
+    """Standard output and error of the process that starts another one, which takes them as it reads this."""
+
+    def __reduce__(self) -> tuple[Callable[..., "_Output"], tuple[Any, Any]]:
+        return _take_output, (DupFd(1), DupFd(2))
+
+
+def _take_output(*descriptors: Any) -> _Output:
+    for number, descriptor in enumerate(descriptors, start=1):
+        own = descriptor.detach()
+        os.dup2(own, number)
+        os.close(own)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores, and its server
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    return _Output()
+
+
+class _Process(ForkServerProcess):
+    """A process that has the output of the one that starts it, although another one, the fork server, is its parent."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._output = _Output()
+
+
+class _Context(ForkServerContext):
+    Process = _Process  # type: ignore[assignment]
+
+
+def fork_context() -> ForkServerContext:
     """Returns the context of `multiprocessing` whose processes begin with everything imported."""
     if not _context:
         end_fork_server()
-        context = multiprocessing.get_context("forkserver")
+        context = _Context()
         context.set_forkserver_preload([*_preloaded, *_HEAVY])
         make_sockets_of_short_names()
         server: Any = forkserver._forkserver
-        if _ADDRESS in os.environ:
-            server._forkserver_address = os.environ[_ADDRESS]
+        owner, _, address = os.environ.get(_ADDRESS, "").partition(" ")
+        if owner == str(os.getppid()):  # what a test starts may have another copy of the package
+            server._forkserver_address = address
             server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # its end is not ours to decide
             server.ensure_running = resource_tracker.ensure_running
         else:
@@ -125,10 +153,10 @@ def fork_context() -> "ForkServerContext":
 
 
 def share_fork_server() -> None:
-    """Starts the fork server for this process and all that it starts: eight seconds of CPU time once, not in each."""
+    """Starts the fork server for this process and its children: eight seconds of CPU time once, not in each."""
     fork_context()
     server: Any = forkserver._forkserver
-    os.environ[_ADDRESS] = server._forkserver_address
+    os.environ[_ADDRESS] = f"{os.getpid()} {server._forkserver_address}"
 
 
 def end_fork_server() -> None:

@@ -1,4 +1,4 @@
-"""The commands one after another, as a user types them; one run is killed and resumed (invariant 7)."""
+"""The commands one after another, as a user types them; in a slow test a run is killed and resumed (invariant 7)."""
 
 import json
 import os
@@ -6,9 +6,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Done
+from forked_ranks import run_ranks
+from run_files import changed
 from small_run import (
     COMMAND,
     HANGS_SECONDS,
@@ -18,8 +21,12 @@ from small_run import (
     evenpack_process,
     losses,
     metrics,
+    train_on,
     write_run,
 )
+
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +58,7 @@ def rank_process(output: Path, rank: int) -> int:
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_by_name_and_the_next_start_resumes_bit_for_bit(
-    run_file: Path, trained: Done, tmp_path: Path
+    run_file: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "killed"
     elsewhere = f"run.output_dir={output}"
@@ -70,27 +77,37 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_next_start_resumes_bit_for_b
     assert 5 <= len(metrics(output)) < STEPS, "a run that was through would have nothing to go on with"
     with (output / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')  # a torn line, as a kill in the middle of writing leaves it
-    evenpack_process("train", run_file, elsewhere, options=["--cpu-ranks", "2"])
-    assert_same_run(output, run_file.parent / "out")
+    resumed = evenpack_process("train", run_file, elsewhere, options=["--cpu-ranks", "2", "--json"])
+    require_finished(resumed, output)
+    straight = changed(load_run_file(run_file, RunConfig), run={"output_dir": tmp_path / "straight"})
+    run_ranks(train_on, 2, straight)
+    assert_same_run(output, straight.run.output_dir)
     value = json.loads(evenpack("report", run_file, elsewhere, options=["--json", "--output", str(tmp_path)]).stdout)
+    assert [row["steps"] for row in value["runs"]] == [str(STEPS)]
     assert "went on after step" in value["notes"][0], "it was stopped, and started again"
 
 
-def test_train_ends_with_the_numbers_of_the_run(run_file: Path, trained: Done) -> None:
-    value, output = json.loads(trained.stdout), run_file.parent / "out"
-    report = value["report"]
-    assert f"step {STEPS}/{STEPS}" in trained.stderr
+def require_finished(done: Done, output: Path) -> dict[str, Any]:
+    """Checks what is said and left by a command that has trained the run to its end; returns its report."""
+    value = json.loads(done.stdout)
+    report: dict[str, Any] = value["report"]
+    assert f"step {STEPS}/{STEPS}" in done.stderr
     for begun in ("importing torch and DeepSpeed, then joining 2 ranks\n", "2 ranks joined; opening the data"):
-        assert trained.stderr.count(begun) == 1
+        assert done.stderr.count(begun) == 1
     assert (value["state"], report["step"]) == ("finished", STEPS)
+    assert not (output / ".stop").exists()
+    states = [json.loads(path.read_text())["state"] for path in (output / "ranks").glob("rank_*.json")]
+    assert states == ["finished"] * 2
+    return report
+
+
+def test_train_ends_with_the_numbers_of_the_run(run_file: Path, trained: Done) -> None:
+    output = run_file.parent / "out"
+    report = require_finished(trained, output)
     assert 0.9 < report["packing_efficiency"] <= 1
     assert report["packing_factor"] > 1
     assert report["last_loss"] == losses(output)[-1] < report["first_loss"]
     assert set(report["validation"]) == {"one", "two"}
-    assert not (output / ".stop").exists()
-    assert [json.loads(path.read_text())["state"] for path in (output / "ranks").glob("rank_*.json")] == [
-        "finished"
-    ] * 2
 
 
 def test_report_takes_a_run_file_or_a_folder_and_draws_it(run_file: Path, trained: Done, tmp_path: Path) -> None:

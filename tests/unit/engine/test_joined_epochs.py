@@ -30,9 +30,7 @@ Tokens = Counter[tuple[int, int]]
 """How often each token comes: (document, offset)."""
 
 
-@pytest.fixture(
-    scope="module", params=slow_but(["concat packs"], ["documents packs", "concat packs", "documents sequences"])
-)
+@pytest.fixture(scope="module", params=slow_but(["concat packs"], BASES))
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     folder = tmp_path_factory.mktemp("joined")
     recipe, batching = request.param.split()
