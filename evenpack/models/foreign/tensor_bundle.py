@@ -24,7 +24,6 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
-import pyarrow
 import torch
 from torch import Tensor
 
@@ -132,6 +131,8 @@ def _block(content: bytes, handle: BytesIO) -> bytes:
 
 def _without_snappy(block: bytes) -> bytes:
     """Decompresses a block, which begins with its uncompressed length."""
+    import pyarrow  # a fifth of a second, which no start of a rank should take
+
     size = take_varint(BytesIO(block))
     return pyarrow.decompress(block, decompressed_size=size, codec="snappy", asbytes=True)
 

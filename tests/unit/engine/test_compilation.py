@@ -25,7 +25,7 @@ GRAPHS_ALONE = {"code": "aot_eager"}
 BY_ENGINE = {
     "packed": {"steps": 200},
     "packed, pairs with dropout": {"kind": "bert", "dropout": 0.1, "checkpointing": True, **GRAPHS_ALONE},
-    "padded": {"layout": "padded", "positions": "alibi", "zero_stage": 1, "steps": 200},
+    "padded": {"layout": "padded", "positions": "alibi", "zero_stage": 1, "steps": 200, **GRAPHS_ALONE},
     "padded, ZeRO 2": {"layout": "padded", "positions": "alibi", "zero_stage": 2, "steps": 20, **GRAPHS_ALONE},
     "padded sequences": {"layout": "padded", "batching": "sequences", "backend": "reference", **GRAPHS_ALONE},
     "padded, sorted": {"kind": "bert", "layout": "padded", "batching": "sequences", "assignment": "sorted"},
