@@ -793,10 +793,12 @@ import re, sys, tracemalloc
 from pathlib import Path
 import numpy as np
 import evenpack
+from evenpack.data import checksums
 from evenpack.data.order import plan
 from evenpack.data.sequences import documents, view
 from evenpack.data.tokens import own
 
+checksums.CHUNK_BYTES = 1 << 16
 documents._CHUNK_DOCUMENTS = view._CHUNK_SEQUENCES = plan._RELEASE_EVERY = 1 << 14
 documents._CHUNK_TOKENS = own.MOST_HASHED = 1 << 14
 folder, labelled = Path(sys.argv[1]), sys.argv[2] == "labelled"
