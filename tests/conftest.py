@@ -18,6 +18,9 @@ from forked_ranks import end_fork_server, preload, share_fork_server
 # Ranks that tests start check shapes and types, too; many import pytest.
 preload("checked_types", "pytest", "checked_ranks")
 
+_WAITING = ("test_worker.py", "test_hanging_runs.py")
+"""Files whose tests mostly wait: they come first, so that others compute beside them."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hides a machine's GPUs from all tests but those of `-m gpu`, so that they compute the same on every machine."""
@@ -47,6 +50,11 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(*gc.get_threshold()[:2], 1000)
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that wait before all others."""
+    items.sort(key=lambda item: item.path.name not in _WAITING)
 
 
 @pytest.hookimpl(tryfirst=True)
