@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from forked_ranks import run_ranks
-from slow_cases import slow_but
 from test_lamb_training import flat, rate, relative
 from test_normalisation import Setting, make_model, micro_batches, reference_gradients, run_config, unpacked_batches
 from tiny_training import changed
@@ -91,7 +90,7 @@ def measure(world: World, expected: dict[float | None, np.ndarray]) -> list[tupl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", slow_but([2], [1, 2, 4]))
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ten_steps_of_muon_are_those_of_one_plain_process(ranks: int) -> None:
     for reports in run_ranks(measure, ranks, {clipping: train_alone(clipping) for clipping in (None, 0.05)}):
         for distance, change in reports:
